@@ -1,0 +1,204 @@
+"""Every error that pdkv raises on purpose, in one file.
+
+Guarantees: each class has a gRPC status name (`status`), a stable `kind`, and `fields` with the names and both
+values, so that the same error reads alike in a log, a status detail and a test. Third-party errors are mapped to
+these at the edge where they appear; a bare `Exception` is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class PdkvError(Exception):
+    """Root of the tree. `status` is the gRPC code's name; `fields` are the facts, as text."""
+
+    status: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.fields: Mapping[str, str] = {k: str(v) for k, v in fields.items()}
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    @property
+    def differences(self) -> Sequence[Difference]:
+        """The differing fields of two contracts or accounts; empty for other errors."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field on which two nodes disagree."""
+
+    field: str
+    mine: str
+    theirs: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: mine {self.mine}, theirs {self.theirs} (rule: {self.rule})"
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+class ConfigError(PdkvError):
+    """A configuration or model config can't be used: names the field, its value and what is allowed."""
+
+    status = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, have: object, allowed: object) -> None:
+        super().__init__(f"{field}: {have!r} can't be used; allowed: {allowed}", field=field, have=have, allowed=allowed)
+
+
+class BoundsError(PdkvError):
+    """An index, length or id lies outside what it belongs to; also for what a peer sent."""
+
+    status = "OUT_OF_RANGE"
+
+    def __init__(self, what: str, have: object, allowed: object) -> None:
+        super().__init__(f"{what}: {have}; allowed: {allowed}", what=what, have=have, allowed=allowed)
+
+
+class ProtocolError(PdkvError):
+    """A peer's message breaks the protocol: wrong order, wrong hash, wrong length. Ends that call only."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class MissingDependency(PdkvError):
+    """An optional package is not installed; says what to install."""
+
+    status = "UNIMPLEMENTED"
+
+    def __init__(self, package: str, why: str, install: str) -> None:
+        super().__init__(f"{why} needs {package}: {install}", package=package, install=install)
+
+
+# --- two nodes disagree -----------------------------------------------------------------------------------------------
+
+
+class ContractMismatch(PdkvError):
+    """Two nodes must not exchange pages: lists every differing field with both values."""
+
+    status = "FAILED_PRECONDITION"
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        self._differences = tuple(differences)
+        super().__init__("contracts differ: " + "; ".join(map(str, differences)), fields=len(differences))
+
+    @property
+    def differences(self) -> Sequence[Difference]:
+        return self._differences
+
+
+class AccountMismatch(ContractMismatch):
+    """Prefill's account of a request is not decode's own: not admitted."""
+
+
+class WrongIncarnation(PdkvError):
+    """A message for another life of this node, or from a peer that is not connected: connect again."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class DuplicateRequest(PdkvError):
+    """This caller already runs a request of this id."""
+
+    status = "ALREADY_EXISTS"
+
+
+# --- capacity ---------------------------------------------------------------------------------------------------------
+
+
+class CapacityError(PdkvError):
+    """Not enough pages now (`RESOURCE_EXHAUSTED`); says what is short, in pages."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class NeverFits(CapacityError):
+    """The request is larger than the whole pool: waiting doesn't help."""
+
+    status = "OUT_OF_RANGE"
+
+
+# --- the data path ----------------------------------------------------------------------------------------------------
+
+
+class PeerLost(PdkvError):
+    """The peer's process or its connection is gone."""
+
+    status = "UNAVAILABLE"
+
+
+class TransferError(PdkvError):
+    """A read ended without its data: failed, or no end was seen before its deadline."""
+
+    status = "UNAVAILABLE"
+
+
+class TransferUnsettled(TransferError):
+    """The read has no proven end; its destination pages are quarantined."""
+
+
+class StalePages(PdkvError):
+    """Source pages were reused while they were read (generation or hash moved): the read is void."""
+
+    status = "ABORTED"
+
+
+class DigestMismatch(PdkvError):
+    """Bytes that arrived are not the bytes that were sealed: names each page and which cache of it."""
+
+    status = "DATA_LOSS"
+
+
+class ReservationDead(PdkvError):
+    """A commit came for a reservation that has ended; nothing was committed."""
+
+    status = "ABORTED"
+
+
+class LeaseExpired(PdkvError):
+    """The lease is unknown or over; a late renewal revives nothing."""
+
+    status = "NOT_FOUND"
+
+
+class LaneRefused(PdkvError):
+    """RDMA was required and another lane would be used."""
+
+    status = "FAILED_PRECONDITION"
+
+
+# --- the life of a request or node ------------------------------------------------------------------------------------
+
+
+class DeadlineExceeded(PdkvError):
+    """A wait ended by its deadline; names what was waited for."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class RequestCancelled(PdkvError):
+    """The caller went away or asked for the end."""
+
+    status = "CANCELLED"
+
+
+class Draining(PdkvError):
+    """The node takes no new requests; another node may."""
+
+    status = "UNAVAILABLE"
+
+
+class RemoteError(PdkvError):
+    """A peer answered with a status that has no class here; keeps its code and words."""
+
+    status = "UNKNOWN"

@@ -1,0 +1,206 @@
+"""What two nodes, and a client and a node, say to each other: plain values, no protobuf.
+
+Guarantees: columns stay columns (tokens, hashes, page ids, generations, digests are arrays, never an object a page);
+durations travel, points in time don't; what a peer sent is raw here and is checked by the node that uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdkv.contract import Contract
+from pdkv.geometry.page_layout import PoolMap
+from pdkv.ids import Int32Array, LeaseId, PageHashes, PeerName, RequestId, UInt32Array, UInt64Array
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIntro:
+    """One side of `Connect`: who I am, what I promise, where my memory is."""
+
+    name: PeerName
+    contract: Contract
+    agent_metadata: bytes
+    metadata_checksum: int
+    """xxh3_64 of `agent_metadata`: cut-off metadata would poison the agent's name for its whole life."""
+    pool: PoolMap
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """On every message after `Connect`: both incarnations and the content fingerprint (32 bytes)."""
+
+    sender: PeerName
+    receiver: PeerName
+    content_fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Tenants with different values never share pages: both go into the hash seed."""
+
+    extra_key: str = ""
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`temperature` 0 is greedy; otherwise seeded by (seed, position), so any node draws the same token."""
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest:
+    envelope: Envelope
+    request_id: RequestId
+    tokens: UInt32Array
+    namespace: Namespace
+    first_page_wanted: int
+    """Pages before this index are in the caller's tree already: announce from here on."""
+    sampling: Sampling
+    remaining_s: float
+    want_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    lease_id: LeaseId
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PagesSealed:
+    """Columns over consecutive pages of the request, the first being page `first_index` of the prompt."""
+
+    first_index: int
+    hashes: PageHashes
+    page_ids: Int32Array
+    generations: UInt64Array
+    digests: UInt64Array
+    """uint64 [pages, 2]: digest of the main bytes, digest of the index bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a node holds to be true of a request's prompt; admission compares prefill's with decode's own."""
+
+    prompt_tokens: int
+    recorded_tokens: int
+    rollback_tokens: int
+    resume_tokens: int
+    eagle_rule: str
+    pages: int
+    last_page_hash: bytes
+    tail_hash: bytes
+    indexer_types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    first_token: int
+    first_logprob: float
+    logits_digest: int
+    """xxh3_64 of the float32 logits the first token came from; 0 unless asked for."""
+    tail: PagesSealed | None
+    """The partly filled last page; its "hash" is the tail hash. None when the prompt ends on a page edge."""
+    account: Account
+    chunk_starts: tuple[int, ...]
+    """First token of each chunk that was computed (not found in the cache), for a replay with equal shapes."""
+    prefill_s: float
+
+
+PrefillEvent = Accepted | PagesSealed | PrefillDone
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseCall:
+    """Renewal or release of a lease: an id, no data."""
+
+    envelope: Envelope
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """From a client or a router to a decode node."""
+
+    request_id: RequestId
+    tokens: UInt32Array
+    sampling: Sampling = Sampling()
+    namespace: Namespace = Namespace()
+    prefill_address: str = ""
+    """host:port of the prefill node to use; empty: the decode node's own choice."""
+    remaining_s: float = 120.0
+    want_logits: bool = False
+    fault: str = ""
+    """Name of a fault to inject after the read; refused unless the node was started to allow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    index: int
+    """0 is prefill's first token."""
+    token: int
+    logprob: float
+    logits_digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """The account of one request's transfer, in pages, bytes and seconds."""
+
+    prompt_tokens: int = 0
+    pages_total: int = 0
+    pages_hit: int = 0
+    pages_shipped: int = 0
+    bytes_main: int = 0
+    bytes_index: int = 0
+    bytes_tail: int = 0
+    """Of the bytes above, those of the tail page."""
+    bytes_backend: int = 0
+    """What the transfer backend's own telemetry counted for the same reads (page bytes, not table rows)."""
+    descriptors: int = 0
+    digests_verified: int = 0
+    chunks: int = 0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    """Wall-clock time during which at least one read of this request was running."""
+    exposed_transfer_s: float = 0.0
+    """From prefill's end, as decode heard of it, to admission."""
+    ttft_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateDone:
+    finish_reason: str
+    """"length" or "stop"."""
+    output_tokens: int
+    shipment: Shipment
+    chunk_starts: tuple[int, ...] = ()
+
+
+GenerateEvent = Token | GenerateDone
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What an operator asks a node for."""
+
+    name: PeerName
+    role: str
+    pages: dict[str, int]
+    """free, reserved, cached, private, quarantined, total."""
+    leases: int
+    requests: int
+    backend: str
+    lanes: dict[str, str]
+    """Peer name to the lane in use, as found out."""
+    peers: dict[str, str]
+    """Peer name to its state."""
+    contract: Contract
+    quarantine: dict[str, str] = field(default_factory=dict)
+    """Reservation to the reason why its pages are held back."""
