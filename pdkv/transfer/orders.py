@@ -1,0 +1,79 @@
+"""What is asked of the transfer engine and how it ends: plain values.
+
+Guarantees: the columns of a `ReadOrder` have one entry a page each; a `ReadOutcome` says DONE or FAILED only when
+nothing writes to the destination pages any more, and UNSETTLED otherwise.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from pdkv.errors import BoundsError
+from pdkv.ids import LocalPages, PageHashes, PeerName, RemotePages, UInt64Array
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class ReadStatus(StrEnum):
+    DONE = "done"
+    """Every byte arrived, and then the page-table rows of the same pages."""
+    FAILED = "failed"
+    """The read ended without all of its data; nothing lands any more: the pages may be given away."""
+    UNSETTLED = "unsettled"
+    """No end was seen: bytes may still land in the destination pages, so they must be held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOrder:
+    """Read `remote` pages of a peer's pool into `local` pages, page i into page i.
+
+    `generations` (uint64 [n]) and `hashes` are what the peer announced; the read is void for the pages whose
+    page-table row says otherwise afterwards. Raises `BoundsError` if the columns differ in length or are empty.
+    """
+
+    peer: PeerName
+    local: LocalPages
+    remote: RemotePages
+    generations: UInt64Array
+    hashes: PageHashes
+    deadline_s: float
+    """Seconds from now until the outcome is UNSETTLED at the latest."""
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.local), len(self.remote), int(np.asarray(self.generations).size), len(self.hashes))
+        if len(set(lengths)) != 1 or not lengths[0]:
+            raise BoundsError("read order, entries of local, remote, generations, hashes", lengths, "equal, at least 1")
+
+    def __len__(self) -> int:
+        return len(self.local)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """How a read ended, with its account. `bytes` are planned page bytes, without page-table rows."""
+
+    status: ReadStatus
+    stale: BoolArray
+    """bool [n]: the source page's generation or hash is not the announced one. All False unless DONE."""
+    bytes: int
+    backend_bytes: int
+    """What the backend's own telemetry counted for the data reads that ended DONE, in bytes."""
+    descriptors: int
+    """What the backend posted, after merging of consecutive pages."""
+    post_s: float
+    elapsed_s: float
+    reason: str = ""
+    settled: Future[None] | None = None
+    """UNSETTLED only: resolves when nothing can land in the destination pages any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A read of one page-table row that ended well."""
+
+    seconds: float
