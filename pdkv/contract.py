@@ -49,58 +49,60 @@ class Topology:
     index: str = "replicated"
 
 
-def _rule(rule: Rule) -> Any:
-    return field(metadata={"rule": rule})
+CONTENT: Mapping[str, Rule] = {"rule": "content"}
+PAIR: Mapping[str, Rule] = {"rule": "pair"}
+COMPATIBLE: Mapping[str, Rule] = {"rule": "compatible"}
+INFORMATIVE: Mapping[str, Rule] = {"rule": "informative"}
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
     """What a node promises about its pages, one field a fact. Built by `build_contract`, or read from a peer."""
 
-    architecture: str = _rule("content")
-    weights_id: str = _rule("content")
+    architecture: str = field(metadata=CONTENT)
+    weights_id: str = field(metadata=CONTENT)
     """Revision, or digest of config and weight index."""
-    vocab_size: int = _rule("content")
-    num_layers: int = _rule("content")
-    indexer_types: tuple[str, ...] = _rule("content")
+    vocab_size: int = field(metadata=CONTENT)
+    num_layers: int = field(metadata=CONTENT)
+    indexer_types: tuple[str, ...] = field(metadata=CONTENT)
     """"full" or "shared", one a layer, from what the engine allocated."""
-    draft_layers: int = _rule("content")
-    main_row_format: str = _rule("content")
-    main_row_bytes: int = _rule("content")
-    main_row_parts: str = _rule("content")
-    scale_rule: str = _rule("content")
-    rope_dtype: str = _rule("content")
-    rope_order: str = _rule("content")
-    index_row_bytes: int = _rule("content")
-    index_order: str = _rule("content")
-    index_kpool: int = _rule("content")
-    index_topk: int = _rule("content")
+    draft_layers: int = field(metadata=CONTENT)
+    main_row_format: str = field(metadata=CONTENT)
+    main_row_bytes: int = field(metadata=CONTENT)
+    main_row_parts: str = field(metadata=CONTENT)
+    scale_rule: str = field(metadata=CONTENT)
+    rope_dtype: str = field(metadata=CONTENT)
+    rope_order: str = field(metadata=CONTENT)
+    index_row_bytes: int = field(metadata=CONTENT)
+    index_order: str = field(metadata=CONTENT)
+    index_kpool: int = field(metadata=CONTENT)
+    index_topk: int = field(metadata=CONTENT)
     """Layers above depend on which tokens were selected, so a page's bytes do (docs/decisions/0003)."""
-    page_tokens: int = _rule("content")
-    segments: SegmentSizes = _rule("content")
+    page_tokens: int = field(metadata=CONTENT)
+    segments: SegmentSizes = field(metadata=CONTENT)
     """(name, bytes a page), in order."""
-    hash_algorithm: str = _rule("content")
-    bigram: bool = _rule("content")
-    seed_rule: str = _rule("content")
+    hash_algorithm: str = field(metadata=CONTENT)
+    bigram: bool = field(metadata=CONTENT)
+    seed_rule: str = field(metadata=CONTENT)
 
-    speculation: str = _rule("pair")
-    eagle_rule: str = _rule("pair")
-    rollback_tokens: int = _rule("pair")
-    draft_tokens: int = _rule("pair")
-    draft_topk: int = _rule("pair")
-    index_sharing: bool = _rule("pair")
+    speculation: str = field(metadata=PAIR)
+    eagle_rule: str = field(metadata=PAIR)
+    rollback_tokens: int = field(metadata=PAIR)
+    draft_tokens: int = field(metadata=PAIR)
+    draft_topk: int = field(metadata=PAIR)
+    index_sharing: bool = field(metadata=PAIR)
     """Effective sharing of the index across draft iterations."""
-    protocol_major: int = _rule("pair")
+    protocol_major: int = field(metadata=PAIR)
 
-    topology: Topology = _rule("compatible")
-    placement: str = _rule("compatible")
-    digest_algorithms: tuple[str, ...] = _rule("compatible")
-    protocol_minor: int = _rule("compatible")
+    topology: Topology = field(metadata=COMPATIBLE)
+    placement: str = field(metadata=COMPATIBLE)
+    digest_algorithms: tuple[str, ...] = field(metadata=COMPATIBLE)
+    protocol_minor: int = field(metadata=COMPATIBLE)
 
-    version: str = _rule("informative")
-    lane: str = _rule("informative")
-    host: str = _rule("informative")
-    gpu: str = _rule("informative")
+    version: str = field(metadata=INFORMATIVE)
+    lane: str = field(metadata=INFORMATIVE)
+    host: str = field(metadata=INFORMATIVE)
+    gpu: str = field(metadata=INFORMATIVE)
 
     @property
     def content_fingerprint(self) -> bytes:
