@@ -82,7 +82,7 @@ class PageFormat:
         raise ConfigError("segment", name, ", ".join(s.name for s in self.segments))
 
     def layer_segment(self, group: Group, layer: int) -> Segment:
-        """The segment of a layer, draft layers included. Raises `ConfigError` if it has none, as shared layers' index."""
+        """The segment of a layer or draft layer. Raises `ConfigError` if it has none, as a shared layer's index-K."""
         for segment in self.segments:
             if segment.group is group and segment.layer == layer:
                 return segment
@@ -194,8 +194,8 @@ class Region:
 class PoolMap:
     """Addresses of a pool and of its page table, as peers exchange them.
 
-    `regions` are the pool's buffers (not the page table, which is `table_region`). Raises `BoundsError` if there are not
-    at least 2 pages, if strides overlap pages of a segment, or if a page of a segment is not inside one region.
+    `regions` are the pool's buffers (not the page table, which is `table_region`). Raises `BoundsError` if there are
+    not at least 2 pages, if pages of a segment overlap, or if a segment is not inside one region.
     """
 
     num_pages: int

@@ -31,9 +31,9 @@ class RowPart:
 class RowFormat:
     """A main-KV row: parts in byte order, how its scales are computed, and the order of the RoPE elements.
 
-    `scale_rule`: "none"; "amax/448" (float32, one a group of 128 latents, as it comes); "amax/448,pow2" (rounded up to a
-    power of two); "amax/6" (e4m3, one a group of 16). `rope_order`: "halves" (all first elements of the rotated pairs,
-    then all second ones) or "interleaved" (pair by pair).
+    `scale_rule`: "none"; "amax/448" (float32, one a group of 128 latents, as it comes); "amax/448,pow2" (rounded up
+    to a power of two); "amax/6" (e4m3, one a group of 16). `rope_order`: "halves" (all first elements of the rotated
+    pairs, then all second ones) or "interleaved" (pair by pair).
     """
 
     name: str

@@ -1,0 +1,40 @@
+# Every target works from a clean checkout: it makes .venv first, and is fast once that is there.
+# Where no CUDA is wanted, name a CPU build:
+#   make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+VENV := .venv
+STAMP := $(VENV)/.stamp
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test lint proto clean
+
+setup: $(STAMP)
+
+# torch goes first and alone, so that nothing else's requirement chooses its build
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[reference,dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/pdkv demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/make_proto.py --check
+
+proto: $(STAMP)
+	$(BIN)/python tools/make_proto.py
+
+clean:
+	rm -rf $(VENV)
