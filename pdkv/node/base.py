@@ -1,0 +1,139 @@
+"""What a prefill and a decode node have in common: their parts, and the book of connected peers.
+
+Guarantees: a peer is used only in the incarnation it connected with, under a contract that was compared field by
+field; adding one peer twice at once happens once; everything here runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+
+import xxhash
+
+from pdkv.contract import Contract, require_compatible
+from pdkv.errors import ContractMismatch, Difference, ProtocolError, WrongIncarnation
+from pdkv.ids import PeerName
+from pdkv.kvcache.manager import CacheManager
+from pdkv.kvcache.pool import SlotPool
+from pdkv.kvcache.verifier import Verifier
+from pdkv.node.flow import Worker
+from pdkv.node.messages import Envelope, NodeIntro, NodeStatus
+from pdkv.node.ports import Engine, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """One rank: one process, one pool, one transfer engine, one model."""
+
+    name: PeerName
+    contract: Contract
+    pool: SlotPool
+    manager: CacheManager
+    verifier: Verifier
+    transfer: Transfer
+    engine: Engine
+    steps: Worker
+    """The engine's own thread."""
+    digests: Worker
+
+    def intro(self) -> NodeIntro:
+        return NodeIntro(
+            name=self.name,
+            contract=self.contract,
+            agent_metadata=self.transfer.metadata,
+            metadata_checksum=self.transfer.metadata_checksum,
+            pool=self.pool.map(),
+        )
+
+    def envelope(self, receiver: PeerName) -> Envelope:
+        return Envelope(self.name, receiver, self.contract.content_fingerprint)
+
+    def close(self) -> None:
+        """Ends the threads, then the agents (the fence), then the memory may go."""
+        self.steps.close()
+        self.digests.close()
+        self.transfer.close()
+
+
+class PeerState(StrEnum):
+    CONNECTING = "CONNECTING"
+    READY = "READY"
+    SUSPECT = "SUSPECT"
+    """Its last call failed; the next one tries again."""
+    LOST = "LOST"
+
+
+class PeerBook:
+    """Peers by name and incarnation. A new incarnation stands beside the old one, which ends with its last read."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        self._parts = parts
+        self._intros: dict[PeerName, NodeIntro] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.states: dict[PeerName, PeerState] = {}
+
+    async def admit(self, intro: NodeIntro) -> None:
+        """Compare contracts and add the peer's memory to the transfer engine. Idempotent for one incarnation.
+
+        Raises `ContractMismatch` with every differing field, `ProtocolError` for metadata that was cut or changed.
+        """
+        require_compatible(self._parts.contract, intro.contract)
+        checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
+        if checksum != intro.metadata_checksum:
+            raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)
+        async with self._locks.setdefault(intro.name.node, asyncio.Lock()):
+            if intro.name in self._intros:
+                return
+            self.states[intro.name] = PeerState.CONNECTING
+            try:
+                await asyncio.wrap_future(
+                    self._parts.transfer.add_peer(
+                        intro.name, intro.agent_metadata, intro.metadata_checksum, intro.pool
+                    )
+                )
+            except BaseException:
+                self.states[intro.name] = PeerState.LOST
+                raise
+            self._intros[intro.name] = intro
+            self.states[intro.name] = PeerState.READY
+
+    def intro(self, peer: PeerName) -> NodeIntro:
+        """Raises `WrongIncarnation` for a peer that never connected in this incarnation."""
+        if peer not in self._intros:
+            raise WrongIncarnation(f"{peer} is not connected here; call Connect", peer=peer)
+        return self._intros[peer]
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises `WrongIncarnation` for another life of either node, `ContractMismatch` for another content."""
+        if envelope.receiver != self._parts.name:
+            raise WrongIncarnation(
+                f"message is for {envelope.receiver}, this is {self._parts.name}",
+                meant=envelope.receiver,
+                here=self._parts.name,
+            )
+        self.intro(envelope.sender)
+        mine = self._parts.contract.content_fingerprint
+        if envelope.content_fingerprint != mine:
+            raise ContractMismatch(
+                [Difference("content_fingerprint", mine.hex(), envelope.content_fingerprint.hex(), "content")]
+            )
+
+    def mark(self, peer: PeerName, state: PeerState) -> None:
+        self.states[peer] = state
+
+    def status(self, role: str, *, leases: int, requests: int) -> NodeStatus:
+        parts = self._parts
+        return NodeStatus(
+            name=parts.name,
+            role=role,
+            pages=parts.manager.census(),
+            leases=leases,
+            requests=requests,
+            backend=parts.transfer.backend_name,
+            lanes={str(p): parts.transfer.lane(p) for p in self._intros},
+            peers={str(p): s.value for p, s in self.states.items()},
+            contract=parts.contract,
+            quarantine=parts.manager.quarantine_reasons(),
+        )

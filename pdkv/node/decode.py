@@ -1,0 +1,287 @@
+"""The decode node: pulls a prompt's missing pages, admits on proof, then decodes.
+
+Guarantees: no token leaves this node before every page of the prompt is committed and prefill's account equals its
+own; every page of a request is reserved before anything is asked of a prefill node; a request always ends, with tokens
+or with a named error, and gives back all it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdkv.errors import BoundsError, ConfigError, DuplicateRequest, PdkvError, PeerLost, ProtocolError, WrongIncarnation
+from pdkv.ids import LeaseId, LocalPages, RequestId
+from pdkv.kvcache.manager import Reservation
+from pdkv.node.base import NodeParts, PeerBook, PeerState
+from pdkv.node.faults import fault_named
+from pdkv.node.flow import deadline, streamed, together
+from pdkv.node.intake import Intake, IntakeCount
+from pdkv.node.messages import (
+    Accepted,
+    GenerateDone,
+    GenerateEvent,
+    GenerateRequest,
+    LeaseCall,
+    NodeIntro,
+    NodeStatus,
+    PagesSealed,
+    PrefillDone,
+    PrefillRequest,
+    Shipment,
+    Token,
+)
+from pdkv.node.ports import PrefillDirectory, PrefillPeer
+from pdkv.node.prompt import Prompt, account_of, plan_prompt, require_equal_accounts
+from pdkv.node.sampling import logits_digest, sample
+
+Emit = Callable[[GenerateEvent], None]
+RENEWALS_PER_TTL = 6
+"""A lease is renewed every sixth of its life, so that five lost renewals in a row don't end it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    prefill_addresses: tuple[str, ...] = ()
+    read_deadline_s: float = 30.0
+    allow_fault_injection: bool = False
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connected prefill node: how to call it, and its introduction."""
+
+    address: str
+    peer: PrefillPeer
+    intro: NodeIntro
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """What admission hands to the decode loop."""
+
+    done: PrefillDone
+    shipment: Shipment
+
+
+class DecodeNode:
+    """Has `generate`, the token stream of a request, and `status`."""
+
+    def __init__(self, parts: NodeParts, directory: PrefillDirectory, settings: DecodeSettings) -> None:
+        self.parts = parts
+        self.settings = settings
+        self.peers = PeerBook(parts)
+        self._directory = directory
+        self._links: dict[str, _Link] = {}
+        self._dialling: dict[str, asyncio.Lock] = {}
+        self._running: set[RequestId] = set()
+        self._turn = 0
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """`Token` by token, then `GenerateDone`. Closing it is the abort."""
+        return streamed(lambda emit: self._serve(request, emit))
+
+    async def connect(self, address: str) -> NodeIntro:
+        """Connect to the prefill node at `address`, unless that is done. Raises `ContractMismatch`, `PeerLost`."""
+        return (await self._linked(address)).intro
+
+    def status(self) -> NodeStatus:
+        return self.peers.status("decode", leases=0, requests=len(self._running))
+
+    async def _serve(self, request: GenerateRequest, emit: Emit) -> None:
+        if request.request_id in self._running:
+            raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)
+        if request.sampling.max_tokens < 1:
+            raise BoundsError("max_tokens", request.sampling.max_tokens, "at least 1")
+        prompt = plan_prompt(request.tokens, request.namespace, self.parts.contract)
+        self._running.add(request.request_id)
+        try:
+            async with deadline(request.remaining_s, "the request"):
+                await self._generate(request, prompt, emit)
+        finally:
+            self._running.discard(request.request_id)
+
+    async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
+        """Reserve everything, bring the prompt in, decode; give everything back."""
+        began = _now()
+        address = request.prefill_address or self._next_address()
+        link = await self._linked(address)
+        parts, sampling = self.parts, request.sampling
+        slots = len(prompt.tokens) + sampling.max_tokens + parts.contract.draft_tokens
+        pages = -(-slots // prompt.page_tokens)
+        reservation = parts.manager.reserve(prompt.hashes, pages, max_hit_pages=prompt.recorded_pages)
+        try:
+            try:
+                admitted = await _Pull(self, request, prompt, reservation, link).run(began)
+            except WrongIncarnation:
+                # The node behind the address has begun a new life and refused before its first page: meet it anew.
+                self._forget(link)
+                link = await self._linked(address)
+                admitted = await _Pull(self, request, prompt, reservation, link).run(began)
+            await self._decode(request, prompt, reservation, admitted, emit)
+        except PeerLost:
+            self._forget(link)
+            raise
+        finally:
+            parts.manager.end(reservation)
+
+    async def _decode(
+        self, request: GenerateRequest, prompt: Prompt, reservation: Reservation, admitted: _Admitted, emit: Emit
+    ) -> None:
+        """Token by token from the first, which prefill drew. One engine step a token, in the engine's thread."""
+        parts, sampling, done = self.parts, request.sampling, admitted.done
+        token, position = done.first_token, len(prompt.tokens)
+        emit(Token(0, token, done.first_logprob, done.logits_digest))
+        pages = LocalPages.join([reservation.hit, reservation.pages])
+        output = reservation.pages[prompt.pages - len(reservation.hit) :]
+        if len(output):
+            parts.manager.take_private(reservation, output)
+        made = 1
+        while made < sampling.max_tokens and token not in sampling.stop_tokens:
+            step = np.array([token], np.uint32)
+            logits = await parts.steps.run(parts.engine.forward, step, position, pages)
+            position += 1
+            drawn = sample(logits, sampling, position)
+            token = drawn.token
+            emit(Token(made, token, drawn.logprob, logits_digest(logits) if request.want_logits else 0))
+            made += 1
+        reason = "stop" if token in sampling.stop_tokens else "length"
+        emit(GenerateDone(reason, made, admitted.shipment, done.chunk_starts))
+
+    def _next_address(self) -> str:
+        addresses = self.settings.prefill_addresses
+        if not addresses:
+            raise ConfigError("prefill_address", "", "an address in the request, or prefill_addresses of this node")
+        self._turn += 1
+        return addresses[self._turn % len(addresses)]
+
+    async def _linked(self, address: str) -> _Link:
+        async with self._dialling.setdefault(address, asyncio.Lock()):
+            if link := self._links.get(address):
+                return link
+            peer = self._directory.peer(address)
+            intro = await peer.connect(self.parts.intro())
+            await self.peers.admit(intro)
+            link = self._links[address] = _Link(address, peer, intro)
+            return link
+
+    def _forget(self, link: _Link) -> None:
+        """The next request to this address connects again; a new incarnation is added beside the old."""
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
+            self.peers.mark(link.intro.name, PeerState.SUSPECT)
+
+
+class _Pull:
+    """One request's prompt on its way from a prefill node into this node's tree."""
+
+    def __init__(
+        self, node: DecodeNode, request: GenerateRequest, prompt: Prompt, reservation: Reservation, link: _Link
+    ) -> None:
+        self._node = node
+        self._parts = node.parts
+        self._request = request
+        self._prompt = prompt
+        self._reservation = reservation
+        self._link = link
+        self._envelope = node.parts.envelope(link.intro.name)
+        self._lease: Accepted | None = None
+        self._fault = fault_named(request.fault, allowed=node.settings.allow_fault_injection)
+
+    async def run(self, began_s: float) -> _Admitted:
+        """Returns once every page is committed and both accounts are equal. The lease has ended then, either way."""
+        try:
+            async with together() as group:
+                intake = Intake(
+                    self._parts,
+                    self._link.intro,
+                    self._prompt,
+                    self._reservation,
+                    group,
+                    self._node.settings.read_deadline_s,
+                    self._fault,
+                )
+                renewing: list[asyncio.Task[None]] = []
+                done = await self._follow(intake, lambda accepted: renewing.append(group.create_task(self._renew(accepted))))
+                heard_s = _now()
+                intake.announce_tail(done.tail)
+                await intake.finish()
+                for task in renewing:
+                    task.cancel()
+            require_equal_accounts(account_of(self._prompt, self._parts.contract), done.account)
+        finally:
+            await self._release()
+        admitted_s = _now()
+        shipment = self._shipment(intake.count, done, exposed_s=admitted_s - heard_s, ttft_s=admitted_s - began_s)
+        return _Admitted(done, shipment)
+
+    async def _follow(self, intake: Intake, accept: Callable[[Accepted], None]) -> PrefillDone:
+        """Consume prefill's stream in its due order: Accepted, PagesSealed …, PrefillDone."""
+        request = PrefillRequest(
+            envelope=self._envelope,
+            request_id=self._request.request_id,
+            tokens=self._prompt.tokens,
+            namespace=self._request.namespace,
+            first_page_wanted=len(self._reservation.hit),
+            sampling=self._request.sampling,
+            remaining_s=self._request.remaining_s,
+            want_logits=self._request.want_logits,
+        )
+        async with aclosing(self._link.peer.prefill(request)) as events:  # type: ignore[type-var]
+            async for event in events:
+                match event:
+                    case Accepted() if self._lease is None:
+                        self._lease = event
+                        accept(event)
+                    case PagesSealed() if self._lease is not None:
+                        intake.announce(event)
+                    case PrefillDone() if self._lease is not None:
+                        return event
+                    case _:
+                        raise ProtocolError(f"{type(event).__name__} out of order", event=type(event).__name__)
+        raise PeerLost("prefill's stream ended without PrefillDone", peer=self._link.intro.name)
+
+    async def _renew(self, accepted: Accepted) -> None:
+        """From its own task, so that a long engine step doesn't starve it. A lost lease ends the request."""
+        while True:
+            await asyncio.sleep(accepted.ttl_s / RENEWALS_PER_TTL)
+            await self._link.peer.renew_lease(LeaseCall(self._envelope, accepted.lease_id))
+
+    async def _release(self) -> None:
+        """Tell prefill that its pages may go. If it can't be told, the lease expires by itself."""
+        if self._lease is None:
+            return
+        lease_id: LeaseId = self._lease.lease_id
+        try:
+            async with deadline(self._lease.ttl_s, "releasing the lease"):
+                await self._link.peer.release_lease(LeaseCall(self._envelope, lease_id))
+        except PdkvError:
+            self._node.peers.mark(self._link.intro.name, PeerState.SUSPECT)
+
+    def _shipment(self, count: IntakeCount, done: PrefillDone, *, exposed_s: float, ttft_s: float) -> Shipment:
+        fmt = self._parts.pool.fmt
+        return Shipment(
+            prompt_tokens=len(self._prompt.tokens),
+            pages_total=self._prompt.pages,
+            pages_hit=len(self._reservation.hit),
+            pages_shipped=count.pages,
+            bytes_main=count.pages * fmt.main_bytes,
+            bytes_index=count.pages * fmt.index_bytes,
+            bytes_tail=fmt.page_bytes if done.tail else 0,
+            bytes_backend=count.bytes_backend,
+            descriptors=count.descriptors,
+            digests_verified=count.digests_verified,
+            chunks=len(done.chunk_starts),
+            prefill_s=done.prefill_s,
+            transfer_s=count.busy_s,
+            exposed_transfer_s=exposed_s,
+            ttft_s=ttft_s,
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,99 @@
+"""Structured waiting: an event stream with an owner, a worker thread whose steps always end, named deadlines.
+
+Guarantees: when a stream is closed, cancelled or fails, the task behind it has *ended* before control returns, so
+whatever it held is given back; a step that runs in a thread is never abandoned, since it may still write into pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from pdkv.errors import DeadlineExceeded
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+async def settle(future: asyncio.Future[Any]) -> None:
+    """Wait until `future` has ended, in whatever way, however often the caller is cancelled meanwhile.
+
+    Raises `asyncio.CancelledError` afterwards if the caller was cancelled; never what the future holds.
+    """
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> AsyncIterator[T]:
+    """Yield what `run(emit)` emits. `run` goes on while the consumer is busy; its error is raised after its events."""
+    queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+
+    async def body() -> None:
+        await run(lambda event: queue.put_nowait((event,)))
+
+    task = asyncio.create_task(body())
+    task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (item := await queue.get()) is not None:
+            yield item[0]
+        await task
+    finally:
+        task.cancel()
+        await settle(task)
+
+
+@asynccontextmanager
+async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    """Cancel the body after `seconds`; raises `DeadlineExceeded` naming what was waited for."""
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            yield
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        raise DeadlineExceeded(f"{what} did not end within {seconds:.3g} s", what=what, seconds=seconds) from error
+
+
+@asynccontextmanager
+async def together() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose first error is raised as itself; the other tasks, and the body, have ended by then."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+class Worker:
+    """One thread of its own for work that blocks (an engine's steps, digests), first come, first served."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `step` there. If the caller is cancelled, a step that has started is waited for before this returns."""
+        started = self._pool.submit(step, *args, **kwargs)
+        future = asyncio.wrap_future(started)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # Cancelling works only while the step is queued; a running one may still write into pages.
+            started.cancel()
+            await settle(future)
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

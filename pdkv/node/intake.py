@@ -1,0 +1,213 @@
+"""One request's arrivals: announced pages are checked, read, verified and committed, in the order of the prompt.
+
+Guarantees: a page is committed only after its data read ended DONE, its table row was read after it and is equal, and
+its digest is equal; reads of later pages run while earlier ones are verified; when the request ends early, pages under
+a read without a proven end are quarantined before anything else may have them, and come back when the read settles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pdkv.errors import BoundsError, DigestMismatch, PeerLost, ProtocolError, StalePages, TransferUnsettled
+from pdkv.ids import LocalPages, RemotePages
+from pdkv.kvcache.manager import Reservation
+from pdkv.kvcache.pool import SlotPool
+from pdkv.kvcache.verifier import Arrival, VerifiedPages
+from pdkv.node.base import NodeParts
+from pdkv.node.flow import settle
+from pdkv.node.messages import NodeIntro, PagesSealed
+from pdkv.node.prompt import Prompt
+from pdkv.transfer.engine import ReadOrder, ReadOutcome, ReadStatus
+
+READ_ATTEMPTS = 2
+"""A page whose digest differs is read once more; then it is data loss."""
+
+
+@dataclass(slots=True)
+class IntakeCount:
+    """Sums over the reads that ended DONE; bytes without page-table rows."""
+
+    pages: int = 0
+    bytes_read: int = 0
+    bytes_backend: int = 0
+    descriptors: int = 0
+    digests_verified: int = 0
+    busy_s: float = 0.0
+    """Wall-clock during which at least one read was running."""
+
+
+@dataclass(slots=True)
+class _Busy:
+    """Adds up the union of overlapping intervals."""
+
+    running: int = 0
+    since_s: float = 0.0
+    total_s: float = 0.0
+
+    def enter(self, now_s: float) -> None:
+        if not self.running:
+            self.since_s = now_s
+        self.running += 1
+
+    def leave(self, now_s: float) -> None:
+        self.running -= 1
+        if not self.running:
+            self.total_s += now_s - self.since_s
+
+
+@dataclass(slots=True)
+class Intake:
+    """Where the pages of one reservation arrive from one peer."""
+
+    parts: NodeParts
+    peer: NodeIntro
+    prompt: Prompt
+    reservation: Reservation
+    pulls: asyncio.TaskGroup
+    """Owns the running pulls: the first that fails ends the others and whoever waits for more announcements."""
+    read_deadline_s: float
+    fault: Callable[[SlotPool, LocalPages], None] | None = None
+    count: IntakeCount = field(default_factory=IntakeCount)
+    _next: int = 0
+    _last: asyncio.Task[None] | None = None
+    _busy: _Busy = field(default_factory=_Busy)
+
+    def __post_init__(self) -> None:
+        self._next = len(self.reservation.hit)
+
+    def announce(self, sealed: PagesSealed) -> None:
+        """Start pulling recorded pages. Raises `ProtocolError` or `BoundsError` for what doesn't fit this prompt."""
+        last = sealed.first_index + len(sealed.hashes)
+        if sealed.first_index != self._next or not self._next < last <= self.prompt.recorded_pages:
+            raise ProtocolError(
+                f"pages [{sealed.first_index}, {last}) announced, expected from {self._next} on,"
+                f" at most {self.prompt.recorded_pages}",
+                first=sealed.first_index,
+                last=last,
+                expected=self._next,
+            )
+        if sealed.hashes != self.prompt.hashes.part(self._next, last):
+            raise ProtocolError("announced page hashes are not those of the prompt", first=self._next, last=last)
+        self._start(sealed, private=False)
+        self._next = last
+
+    def announce_tail(self, sealed: PagesSealed | None) -> None:
+        """Start pulling the tail page. Raises `ProtocolError` if it is missing, not due, or of other tokens."""
+        if self._next != self.prompt.recorded_pages:
+            raise ProtocolError(
+                f"prefill ended with page {self._next} of {self.prompt.recorded_pages} not announced",
+                announced=self._next,
+                expected=self.prompt.recorded_pages,
+            )
+        due = self.prompt.tail_hash
+        if (sealed.hashes.raw if sealed else b"") != due:
+            raise ProtocolError("tail page", have=sealed.hashes.raw.hex() if sealed else "none", expected=due.hex())
+        if sealed is None:
+            return
+        if sealed.first_index != self.prompt.recorded_pages:
+            raise ProtocolError("tail page index", have=sealed.first_index, expected=self.prompt.recorded_pages)
+        self._start(sealed, private=True)
+
+    async def finish(self) -> None:
+        """Wait until every announced page is committed."""
+        if self._last:
+            await self._last
+        self.count.busy_s = self._busy.total_s
+
+    def _start(self, sealed: PagesSealed, *, private: bool) -> None:
+        n = len(sealed.hashes)
+        if sealed.page_ids.shape != (n,) or sealed.generations.shape != (n,) or sealed.digests.shape != (n, 2):
+            shapes = (n, sealed.page_ids.shape, sealed.generations.shape, sealed.digests.shape)
+            raise BoundsError("columns of announced pages", shapes, "one entry a page, two digests")
+        remote = RemotePages.checked(sealed.page_ids, self.peer.pool.num_pages)
+        first = sealed.first_index - len(self.reservation.hit)
+        local = self.reservation.pages[first : first + n]
+        if private:
+            self.parts.manager.take_private(self.reservation, local)
+        self._last = self.pulls.create_task(self._pull(sealed, local, remote, self._last))
+
+    async def _pull(
+        self, sealed: PagesSealed, local: LocalPages, remote: RemotePages, before: asyncio.Task[None] | None
+    ) -> None:
+        """Read and verify at once, commit after the pages before: only a committed prefix is ever extended."""
+        verified = await self._read_verified(sealed, local, remote)
+        if before is not None:
+            await before
+        if sealed.first_index < self.prompt.recorded_pages:
+            self.parts.manager.commit(verified)
+        else:
+            self.parts.manager.seal_private(self.reservation, verified)
+        self.count.pages += len(local)
+
+    async def _read_verified(self, sealed: PagesSealed, local: LocalPages, remote: RemotePages) -> VerifiedPages:
+        order = ReadOrder(self.peer.name, local, remote, sealed.generations, sealed.hashes, self.read_deadline_s)
+        arrival = Arrival(self.reservation.id, sealed.first_index, local, sealed.hashes, sealed.digests)
+        for attempt in range(1, READ_ATTEMPTS + 1):
+            await self._read(order, sealed.first_index)
+            if self.fault:
+                self.fault(self.parts.pool, local)
+            try:
+                verified = await self.parts.digests.run(self.parts.verifier.verify, arrival)
+            except DigestMismatch:
+                if attempt == READ_ATTEMPTS:
+                    raise
+                continue
+            if self.parts.verifier.checks_digests:
+                self.count.digests_verified += len(local)
+            return verified
+        raise ProtocolError("unreachable: the last attempt returns or raises")
+
+    async def _read(self, order: ReadOrder, first_index: int) -> None:
+        """One read to its end, accounted for. Raises by how it ended; unsettled pages are quarantined first."""
+        loop = asyncio.get_running_loop()
+        posted = self.parts.transfer.read(order)
+        future = asyncio.wrap_future(posted)
+        self._busy.enter(loop.time())
+        try:
+            outcome = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.parts.transfer.cancel(posted)
+            try:
+                await settle(future)
+            finally:
+                self._hold_back(order.local, future.result(), "the request ended during the read")
+            raise
+        finally:
+            self._busy.leave(loop.time())
+        self._hold_back(order.local, outcome, outcome.reason)
+        if outcome.status is ReadStatus.FAILED:
+            raise PeerLost(f"read from {order.peer} failed: {outcome.reason}", peer=order.peer, reason=outcome.reason)
+        if outcome.status is ReadStatus.UNSETTLED:
+            raise TransferUnsettled(
+                f"read from {order.peer} did not end: {outcome.reason}", peer=order.peer, pages=len(order.local)
+            )
+        if outcome.stale.any():
+            stale = np.flatnonzero(outcome.stale) + first_index
+            raise StalePages(
+                f"{stale.size} source pages were reused while they were read, first prompt page {int(stale[0])}",
+                pages=stale.tolist(),
+                peer=order.peer,
+            )
+        self.count.bytes_read += outcome.bytes
+        self.count.bytes_backend += outcome.backend_bytes
+        self.count.descriptors += outcome.descriptors
+
+    def _hold_back(self, pages: LocalPages, outcome: ReadOutcome, reason: str) -> None:
+        """Bytes may still land: the pages leave circulation until the read has settled or its agent is gone."""
+        if outcome.status is not ReadStatus.UNSETTLED:
+            return
+        if outcome.settled is None:
+            raise ProtocolError("an unsettled read must say when it settles")
+        manager = self.parts.manager
+        manager.quarantine(self.reservation, pages, reason)
+        loop = asyncio.get_running_loop()
+        outcome.settled.add_done_callback(
+            lambda _: loop.is_closed() or loop.call_soon_threadsafe(manager.release_quarantine, pages)
+        )
+
+

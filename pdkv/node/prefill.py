@@ -1,0 +1,255 @@
+"""The prefill node: computes a prompt in chunks, seals full pages, announces them while it goes on computing.
+
+Guarantees: a page is announced only when its bytes are final, digested, in the tree and under the request's lease; a
+request that ends in any way gives back what it held, after the engine step that was running has ended; pages stay
+readable until the lease is released or expires, whichever comes first, and are then ordinary cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdkv.errors import BoundsError, Draining, DuplicateRequest, LeaseExpired
+from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
+from pdkv.kvcache.lease import LeaseTable
+from pdkv.kvcache.manager import Reservation
+from pdkv.node.base import NodeParts, PeerBook
+from pdkv.node.flow import deadline, streamed, together
+from pdkv.node.messages import (
+    Accepted,
+    LeaseCall,
+    NodeIntro,
+    NodeStatus,
+    PagesSealed,
+    PrefillDone,
+    PrefillEvent,
+    PrefillRequest,
+)
+from pdkv.node.ports import Logits
+from pdkv.node.prompt import Prompt, account_of, plan_prompt
+from pdkv.node.sampling import logits_digest, sample
+
+Emit = Callable[[PrefillEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSettings:
+    chunk_tokens: int
+    """A multiple of the page size: tokens computed before the next pages are announced."""
+    lease_ttl_s: float = 30.0
+
+
+class PrefillNode:
+    """Has the methods of `node.ports.PrefillPeer`: a decode node can hold it directly, or over gRPC."""
+
+    def __init__(self, parts: NodeParts, settings: PrefillSettings) -> None:
+        """Raises `BoundsError` if a chunk is not whole pages."""
+        if settings.chunk_tokens < 1 or settings.chunk_tokens % parts.contract.page_tokens:
+            allowed = f"a multiple of {parts.contract.page_tokens}"
+            raise BoundsError("chunk_tokens", settings.chunk_tokens, allowed)
+        self.parts = parts
+        self.settings = settings
+        self.peers = PeerBook(parts)
+        self.leases = LeaseTable()
+        self.draining = False
+        self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
+        self._tasks: dict[LeaseId, asyncio.Task[object]] = {}
+        self._lease_added = asyncio.Event()
+
+    async def connect(self, intro: NodeIntro) -> NodeIntro:
+        """Compare contracts, learn the peer's memory, answer with this node's own introduction."""
+        await self.peers.admit(intro)
+        return self.parts.intro()
+
+    def prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
+        """`Accepted`, then `PagesSealed` as pages become final, then `PrefillDone`. Closing it is the abort."""
+        return streamed(lambda emit: self._serve(request, emit))
+
+    async def renew_lease(self, call: LeaseCall) -> float:
+        """The lease's full life again, in seconds. Raises `LeaseExpired`: a late renewal revives nothing."""
+        self.peers.check(call.envelope)
+        self.leases.renew(call.lease_id, call.envelope.sender, _now())
+        return self.settings.lease_ttl_s
+
+    async def release_lease(self, call: LeaseCall) -> None:
+        """Idempotent: releasing an unknown or ended lease is no error."""
+        self.peers.check(call.envelope)
+        if self.leases.release(call.lease_id, call.envelope.sender):
+            self._let_go(call.lease_id)
+
+    def status(self) -> NodeStatus:
+        return self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
+
+    async def watch_leases(self) -> None:
+        """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""
+        while True:
+            for lease in self.leases.expire(_now()):
+                self._let_go(lease.lease_id)
+            next_s = self.leases.next_expiry()
+            self._lease_added.clear()
+            try:
+                async with asyncio.timeout(None if next_s is None else max(next_s - _now(), 0.0)):
+                    await self._lease_added.wait()
+            except TimeoutError:
+                continue
+
+    def _let_go(self, lease_id: LeaseId) -> None:
+        if task := self._tasks.get(lease_id):
+            task.cancel()
+        self.parts.manager.drop_lease(lease_id)
+
+    async def _serve(self, request: PrefillRequest, emit: Emit) -> None:
+        self.peers.check(request.envelope)
+        if self.draining:
+            raise Draining("this node is draining", node=self.parts.name)
+        key = (request.envelope.sender, request.request_id)
+        if key in self._running:
+            raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)
+        prompt = plan_prompt(request.tokens, request.namespace, self.parts.contract)
+        if not 0 <= request.first_page_wanted <= prompt.recorded_pages:
+            raise BoundsError("first_page_wanted", request.first_page_wanted, f"0 to {prompt.recorded_pages}")
+        lease_id = LeaseId(secrets.token_hex(16))
+        self._running[key] = lease_id
+        self._tasks[lease_id] = _this_task()
+        try:
+            async with deadline(request.remaining_s, "prefill"):
+                await self._leased(request, prompt, lease_id, emit)
+        finally:
+            del self._running[key], self._tasks[lease_id]
+
+    async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
+        """The lease outlives a stream that ended well: the caller's last pull is still running."""
+        manager = self.parts.manager
+        reservation = manager.reserve(prompt.hashes, prompt.pages, max_hit_pages=prompt.resume_pages)
+        owner = request.envelope.sender
+        try:
+            self.leases.grant(lease_id, owner, self.settings.lease_ttl_s, _now())
+            self._lease_added.set()
+            emit(Accepted(lease_id, self.settings.lease_ttl_s))
+            done = await _PrefillRun(self.parts, self.settings, request, prompt, reservation).run(emit)
+            if lease_id not in self.leases:
+                raise LeaseExpired(f"lease {lease_id} ended while prefill ran", lease=lease_id)
+            manager.hand_over(reservation, lease_id)
+            emit(done)
+        except BaseException:
+            self.leases.release(lease_id, owner)
+            manager.drop_lease(lease_id)
+            raise
+        finally:
+            manager.end(reservation)
+
+
+class _PrefillRun:
+    """One prompt on its way through the engine."""
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        settings: PrefillSettings,
+        request: PrefillRequest,
+        prompt: Prompt,
+        reservation: Reservation,
+    ) -> None:
+        self._parts = parts
+        self._chunk_tokens = settings.chunk_tokens
+        self._request = request
+        self._prompt = prompt
+        self._reservation = reservation
+        self._pages = LocalPages.join([reservation.hit, reservation.pages])
+        self._sealed = len(reservation.hit)
+        """Pages of the prompt that are committed so far."""
+
+    async def run(self, emit: Emit) -> PrefillDone:
+        began = _now()
+        if self._sealed > self._request.first_page_wanted:
+            emit(self._announced(self._request.first_page_wanted, self._sealed))
+        logits, starts = await self._compute(emit)
+        tail = await self._seal_tail()
+        first = sample(logits, self._request.sampling, len(self._prompt.tokens))
+        return PrefillDone(
+            first_token=first.token,
+            first_logprob=first.logprob,
+            logits_digest=logits_digest(logits) if self._request.want_logits else 0,
+            tail=tail,
+            account=account_of(self._prompt, self._parts.contract),
+            chunk_starts=starts,
+            prefill_s=_now() - began,
+        )
+
+    async def _compute(self, emit: Emit) -> tuple[Logits, tuple[int, ...]]:
+        """Chunk after chunk; the pages of one are digested while the next one computes."""
+        tokens, parts = self._prompt.tokens, self._parts
+        starts = tuple(range(self._sealed * self._prompt.page_tokens, len(tokens), self._chunk_tokens))
+        async with together() as group:
+            sealing: asyncio.Task[None] | None = None
+            for start in starts:
+                stop = min(start + self._chunk_tokens, len(tokens))
+                logits = await parts.steps.run(parts.engine.forward, tokens[start:stop], start, self._pages)
+                if sealing:
+                    await sealing
+                sealing = group.create_task(self._seal_until(stop, emit))
+        return logits, starts
+
+    async def _seal_until(self, stop: int, emit: Emit) -> None:
+        """Seal every recorded page that is full of computed tokens, then announce what the caller lacks of it."""
+        first, last = self._sealed, min(stop, self._prompt.recorded_tokens) // self._prompt.page_tokens
+        if last <= first:
+            return
+        verified = await self._parts.digests.run(
+            self._parts.verifier.seal,
+            self._reservation.id,
+            first,
+            self._pages[first:last],
+            self._prompt.hashes.part(first, last),
+        )
+        self._parts.manager.commit(verified)
+        self._sealed = last
+        wanted = max(first, self._request.first_page_wanted)
+        if wanted < last:
+            emit(self._announced(wanted, last))
+
+    async def _seal_tail(self) -> PagesSealed | None:
+        """The partly filled page: private, zero past its last token, digested and readable like the others."""
+        prompt, parts = self._prompt, self._parts
+        if not prompt.tail_tokens:
+            return None
+        page = self._pages[prompt.recorded_pages : prompt.recorded_pages + 1]
+        parts.manager.take_private(self._reservation, page)
+        number = int(page.array[0])
+        if prompt.tail_tokens < prompt.page_tokens:
+            await parts.steps.run(parts.pool.zero_tail, number, prompt.tail_tokens)
+        tail_hash = PageHashes(prompt.tail_hash)
+        verified = await parts.digests.run(
+            parts.verifier.seal, self._reservation.id, prompt.recorded_pages, page, tail_hash
+        )
+        parts.manager.seal_private(self._reservation, verified)
+        return self._columns(prompt.recorded_pages, page, tail_hash)
+
+    def _announced(self, first: int, last: int) -> PagesSealed:
+        return self._columns(first, self._pages[first:last], self._prompt.hashes.part(first, last))
+
+    def _columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
+        manager = self._parts.manager
+        return PagesSealed(
+            first_index=first,
+            hashes=hashes,
+            page_ids=np.array(pages.array),
+            generations=manager.generations(pages),
+            digests=manager.digests(pages),
+        )
+
+
+def _this_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a node's calls run inside a task")
+    return task
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

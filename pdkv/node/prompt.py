@@ -1,0 +1,106 @@
+"""One prompt, as both nodes must see it: its pages, their hashes, its tail, and the account that admission compares.
+
+Guarantees: everything here follows from the tokens, the namespace and the contract alone, so two nodes with equal
+contracts reach equal accounts or a bug is found before decode starts. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from pdkv.contract import Contract
+from pdkv.errors import AccountMismatch, BoundsError, Difference
+from pdkv.ids import PageHashes, UInt32Array
+from pdkv.kvcache.eagle import EagleRule, prefill_resume_tokens, recorded_tokens
+from pdkv.kvcache.page_hash import chain, namespace_seed, tail_hash
+from pdkv.node.messages import Account, Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`hashes` covers the recorded pages; what lies beyond them (0 to 1 page) is the private tail."""
+
+    tokens: UInt32Array
+    page_tokens: int
+    hashes: PageHashes
+    recorded_tokens: int
+    resume_tokens: int
+    """The longest cached prefix prefill may build on: at least one token is left to compute."""
+    tail_hash: bytes
+    """32 bytes, or empty when every token lies in a recorded page."""
+
+    @property
+    def pages(self) -> int:
+        return -(-len(self.tokens) // self.page_tokens)
+
+    @property
+    def recorded_pages(self) -> int:
+        return len(self.hashes)
+
+    @property
+    def tail_tokens(self) -> int:
+        return len(self.tokens) - self.recorded_tokens
+
+    @property
+    def resume_pages(self) -> int:
+        return self.resume_tokens // self.page_tokens
+
+
+def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -> Prompt:
+    """Raises `BoundsError` for an empty prompt or a token outside the vocabulary."""
+    if len(tokens) == 0:
+        raise BoundsError("prompt tokens", 0, "at least 1")
+    if int(tokens.max()) >= contract.vocab_size:
+        raise BoundsError("token id", int(tokens.max()), f"below the vocabulary size {contract.vocab_size}")
+    rule = EagleRule(contract.eagle_rule)
+    seed = namespace_seed(contract.content_fingerprint, namespace.extra_key, namespace.cache_salt)
+    hashes = chain(tokens, page_tokens=contract.page_tokens, seed=seed, bigram=contract.bigram)
+    recorded = recorded_tokens(len(tokens), rule, contract.page_tokens)
+    hashes = hashes.part(0, recorded // contract.page_tokens)
+    tail = tokens[recorded:]
+    last = hashes.at(len(hashes) - 1) if len(hashes) else seed
+    return Prompt(
+        tokens=np.ascontiguousarray(tokens),
+        page_tokens=contract.page_tokens,
+        hashes=hashes,
+        recorded_tokens=recorded,
+        resume_tokens=prefill_resume_tokens(len(tokens), rule, contract.page_tokens),
+        tail_hash=tail_hash(last, tail) if len(tail) else b"",
+    )
+
+
+def account_of(prompt: Prompt, contract: Contract) -> Account:
+    """What this node holds to be true of the prompt."""
+    return Account(
+        prompt_tokens=len(prompt.tokens),
+        recorded_tokens=prompt.recorded_tokens,
+        rollback_tokens=contract.rollback_tokens,
+        resume_tokens=prompt.resume_tokens,
+        eagle_rule=contract.eagle_rule,
+        pages=prompt.pages,
+        last_page_hash=prompt.hashes.raw[-32:],
+        tail_hash=prompt.tail_hash,
+        indexer_types=contract.indexer_types,
+    )
+
+
+def require_equal_accounts(mine: Account, theirs: Account) -> None:
+    """Raises `AccountMismatch` with every differing field and both values."""
+    differences = [
+        Difference(f.name, _text(getattr(mine, f.name)), _text(getattr(theirs, f.name)), "equal")
+        for f in fields(Account)
+        if getattr(mine, f.name) != getattr(theirs, f.name)
+    ]
+    if differences:
+        raise AccountMismatch(differences)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex() or "none"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    return str(value)
