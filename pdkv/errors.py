@@ -202,3 +202,10 @@ class RemoteError(PdkvError):
     """A peer answered with a status that has no class here; keeps its code and words."""
 
     status = "UNKNOWN"
+
+
+# --- a bug here -------------------------------------------------------------------------------------------------------
+
+
+class IntegrityError(PdkvError):
+    """This node's own bookkeeping contradicts itself; never caused by what a peer or a user sent."""
