@@ -89,9 +89,7 @@ class PeerBook:
             self.states[intro.name] = PeerState.CONNECTING
             try:
                 await asyncio.wrap_future(
-                    self._parts.transfer.add_peer(
-                        intro.name, intro.agent_metadata, intro.metadata_checksum, intro.pool
-                    )
+                    self._parts.transfer.add_peer(intro.name, intro.agent_metadata, intro.metadata_checksum, intro.pool)
                 )
             except BaseException:
                 self.states[intro.name] = PeerState.LOST

@@ -8,14 +8,26 @@ or with a named error, and gives back all it held.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
 
-from pdkv.errors import BoundsError, ConfigError, DuplicateRequest, PdkvError, PeerLost, ProtocolError, WrongIncarnation
-from pdkv.ids import LeaseId, LocalPages, RequestId
+from pdkv.errors import (
+    BoundsError,
+    ConfigError,
+    ContractMismatch,
+    DeadlineExceeded,
+    Difference,
+    DuplicateRequest,
+    LeaseExpired,
+    PdkvError,
+    PeerLost,
+    ProtocolError,
+    WrongIncarnation,
+)
+from pdkv.ids import LocalPages, RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts, PeerBook, PeerState
 from pdkv.node.faults import fault_named
@@ -80,8 +92,10 @@ class DecodeNode:
         self._dialling: dict[str, asyncio.Lock] = {}
         self._running: set[RequestId] = set()
         self._turn = 0
+        self.farewells: set[asyncio.Task[None]] = set()
+        """Lease releases on their way: no request waits for them."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """`Token` by token, then `GenerateDone`. Closing it is the abort."""
         return streamed(lambda emit: self._serve(request, emit))
 
@@ -115,9 +129,12 @@ class DecodeNode:
         pages = -(-slots // prompt.page_tokens)
         reservation = parts.manager.reserve(prompt.hashes, pages, max_hit_pages=prompt.recorded_pages)
         try:
+            pull = _Pull(self, request, prompt, reservation, link)
             try:
-                admitted = await _Pull(self, request, prompt, reservation, link).run(began)
+                admitted = await pull.run(began)
             except WrongIncarnation:
+                if pull.accepted:
+                    raise
                 # The node behind the address has begun a new life and refused before its first page: meet it anew.
                 self._forget(link)
                 link = await self._linked(address)
@@ -164,7 +181,12 @@ class DecodeNode:
             if link := self._links.get(address):
                 return link
             peer = self._directory.peer(address)
-            intro = await peer.connect(self.parts.intro())
+            try:
+                intro = await peer.connect(self.parts.intro())
+            except ContractMismatch as error:
+                # The refusal speaks from the prefill node's side; what leaves here speaks from this one's.
+                turned = [Difference(d.field, d.theirs, d.mine, d.rule) for d in error.differences]
+                raise ContractMismatch(turned) from error
             await self.peers.admit(intro)
             link = self._links[address] = _Link(address, peer, intro)
             return link
@@ -190,10 +212,17 @@ class _Pull:
         self._link = link
         self._envelope = node.parts.envelope(link.intro.name)
         self._lease: Accepted | None = None
+        self._leased = asyncio.Event()
         self._fault = fault_named(request.fault, allowed=node.settings.allow_fault_injection)
 
+    @property
+    def accepted(self) -> bool:
+        """Prefill took the request: from here on it is never asked twice."""
+        return self._lease is not None
+
     async def run(self, began_s: float) -> _Admitted:
-        """Returns once every page is committed and both accounts are equal. The lease has ended then, either way."""
+        """Returns once every page is committed and both accounts are equal. The lease is let go of, either way."""
+        until_s = began_s + self._request.remaining_s
         try:
             async with together() as group:
                 intake = Intake(
@@ -205,22 +234,25 @@ class _Pull:
                     self._node.settings.read_deadline_s,
                     self._fault,
                 )
-                renewing: list[asyncio.Task[None]] = []
-                done = await self._follow(intake, lambda accepted: renewing.append(group.create_task(self._renew(accepted))))
-                heard_s = _now()
-                intake.announce_tail(done.tail)
+                renewing = group.create_task(self._renew())
+                done, heard_s = await self._follow(intake, until_s - _now())
                 await intake.finish()
-                for task in renewing:
-                    task.cancel()
+                renewing.cancel()
             require_equal_accounts(account_of(self._prompt, self._parts.contract), done.account)
         finally:
-            await self._release()
+            if self._lease is not None:
+                farewell = asyncio.create_task(self._release(self._lease))
+                self._node.farewells.add(farewell)
+                farewell.add_done_callback(self._node.farewells.discard)
         admitted_s = _now()
         shipment = self._shipment(intake.count, done, exposed_s=admitted_s - heard_s, ttft_s=admitted_s - began_s)
         return _Admitted(done, shipment)
 
-    async def _follow(self, intake: Intake, accept: Callable[[Accepted], None]) -> PrefillDone:
-        """Consume prefill's stream in its due order: Accepted, PagesSealed …, PrefillDone."""
+    async def _follow(self, intake: Intake, remaining_s: float) -> tuple[PrefillDone, float]:
+        """Consume prefill's stream in its due order, Accepted, PagesSealed …, PrefillDone, until it ends.
+
+        Returns the last event and when it came, in the loop's seconds.
+        """
         request = PrefillRequest(
             envelope=self._envelope,
             request_id=self._request.request_id,
@@ -228,37 +260,51 @@ class _Pull:
             namespace=self._request.namespace,
             first_page_wanted=len(self._reservation.hit),
             sampling=self._request.sampling,
-            remaining_s=self._request.remaining_s,
+            remaining_s=remaining_s,
             want_logits=self._request.want_logits,
         )
-        async with aclosing(self._link.peer.prefill(request)) as events:  # type: ignore[type-var]
+        done: PrefillDone | None = None
+        heard_s = 0.0
+        async with aclosing(self._link.peer.prefill(request)) as events:
             async for event in events:
                 match event:
                     case Accepted() if self._lease is None:
                         self._lease = event
-                        accept(event)
-                    case PagesSealed() if self._lease is not None:
+                        self._leased.set()
+                    case PagesSealed() if self._lease is not None and done is None:
                         intake.announce(event)
-                    case PrefillDone() if self._lease is not None:
-                        return event
+                    case PrefillDone() if self._lease is not None and done is None:
+                        done, heard_s = event, _now()
+                        intake.announce_tail(event.tail)
                     case _:
                         raise ProtocolError(f"{type(event).__name__} out of order", event=type(event).__name__)
-        raise PeerLost("prefill's stream ended without PrefillDone", peer=self._link.intro.name)
+        if done is None:
+            raise PeerLost("prefill's stream ended without PrefillDone", peer=self._link.intro.name)
+        return done, heard_s
 
-    async def _renew(self, accepted: Accepted) -> None:
-        """From its own task, so that a long engine step doesn't starve it. A lost lease ends the request."""
-        while True:
-            await asyncio.sleep(accepted.ttl_s / RENEWALS_PER_TTL)
-            await self._link.peer.renew_lease(LeaseCall(self._envelope, accepted.lease_id))
-
-    async def _release(self) -> None:
-        """Tell prefill that its pages may go. If it can't be told, the lease expires by itself."""
-        if self._lease is None:
+    async def _renew(self) -> None:
+        """From its own task, so that a long engine step doesn't starve it; counts from the last acknowledged one."""
+        await self._leased.wait()
+        lease = self._lease
+        if lease is None:
             return
-        lease_id: LeaseId = self._lease.lease_id
+        call = LeaseCall(self._envelope, lease.lease_id)
+        ends_s = _now() + lease.ttl_s
+        while True:
+            await asyncio.sleep(lease.ttl_s / RENEWALS_PER_TTL)
+            asked_s = _now()
+            try:
+                async with deadline(ends_s - asked_s, "renewing the lease"):
+                    ends_s = asked_s + await self._link.peer.renew_lease(call)
+            except (PeerLost, DeadlineExceeded) as error:
+                if _now() >= ends_s:
+                    raise LeaseExpired("no renewal was acknowledged in time", lease=lease.lease_id) from error
+
+    async def _release(self, lease: Accepted) -> None:
+        """Tell prefill that its pages may go. If it can't be told, the lease expires by itself."""
         try:
-            async with deadline(self._lease.ttl_s, "releasing the lease"):
-                await self._link.peer.release_lease(LeaseCall(self._envelope, lease_id))
+            async with deadline(lease.ttl_s, "releasing the lease"):
+                await self._link.peer.release_lease(LeaseCall(self._envelope, lease.lease_id))
         except PdkvError:
             self._node.peers.mark(self._link.intro.name, PeerState.SUSPECT)
 

@@ -7,7 +7,7 @@ whatever it held is given back; a step that runs in a thread is never abandoned,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -33,7 +33,7 @@ async def settle(future: asyncio.Future[Any]) -> None:
         raise asyncio.CancelledError
 
 
-async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> AsyncIterator[T]:
+async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> AsyncGenerator[T, None]:
     """Yield what `run(emit)` emits. `run` goes on while the consumer is busy; its error is raised after its events."""
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
 

@@ -209,5 +209,3 @@ class Intake:
         outcome.settled.add_done_callback(
             lambda _: loop.is_closed() or loop.call_soon_threadsafe(manager.release_quarantine, pages)
         )
-
-

@@ -6,7 +6,7 @@ Guarantees: the node's state machines import nothing that does I/O. A test joins
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -58,7 +58,7 @@ class PrefillPeer(Protocol):
     """A prefill node as decode sees it, over gRPC or in the same process."""
 
     async def connect(self, intro: NodeIntro) -> NodeIntro: ...
-    def prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]: ...
+    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]: ...
     async def renew_lease(self, call: LeaseCall) -> float: ...
     async def release_lease(self, call: LeaseCall) -> None: ...
 
@@ -72,4 +72,4 @@ class PrefillDirectory(Protocol):
 class DecodeService(Protocol):
     """A decode node as a client or a router sees it."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]: ...

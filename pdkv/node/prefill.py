@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,7 @@ class PrefillNode:
         await self.peers.admit(intro)
         return self.parts.intro()
 
-    def prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
+    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         """`Accepted`, then `PagesSealed` as pages become final, then `PrefillDone`. Closing it is the abort."""
         return streamed(lambda emit: self._serve(request, emit))
 
