@@ -153,10 +153,29 @@ class StalePages(PdkvError):
     status = "ABORTED"
 
 
+@dataclass(frozen=True, slots=True)
+class BadPage:
+    """A page whose bytes are not what was announced."""
+
+    index: int
+    """Its place in the prompt."""
+    page: int
+    """Its local page id."""
+    cache: str
+    """"main", "index" or "both"."""
+
+    def __str__(self) -> str:
+        return f"prompt page {self.index} in local page {self.page}: {self.cache}"
+
+
 class DigestMismatch(PdkvError):
     """Bytes that arrived are not the bytes that were sealed: names each page and which cache of it."""
 
     status = "DATA_LOSS"
+
+    def __init__(self, message: str, *, bad: Sequence[BadPage] = (), **fields: object) -> None:
+        super().__init__(message, **fields)
+        self.bad = tuple(bad)
 
 
 class ReservationDead(PdkvError):

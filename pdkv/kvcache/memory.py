@@ -1,0 +1,171 @@
+"""Memory for a pool's buffers: mapped here, or taken from torch.
+
+Guarantees: addresses are stable until `close`; nothing is touched, so an anonymous pool costs memory only where it is
+written; mapped buffers start on a 2 MiB edge, because a huge page can't lie elsewhere; what the system made of the
+request for huge pages is told as it is.
+
+No tensor ever outlives its memory: each tensor holds a reference to the mapping it was cut from (through numpy, whose
+arrays keep the exporting buffer alive), and the mapping is undone by its own destructor. So `close` gives this object's
+references back, and the memory goes with the last tensor. Peers and NICs hold no references: close the transfer engine
+first, because unmapping registered memory crashes a TCP target.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from pdkv.errors import BoundsError, ConfigError
+from pdkv.geometry.page_layout import Memory
+
+MemoryKind = Literal["anonymous", "shared", "file", "torch"]
+"""anonymous: private to the process. shared: a memfd. file: `path`, which stays (a file of a hugetlbfs works). torch:
+`device`'s allocator, not zeroed."""
+HUGE_PAGE_BYTES = 2 << 20
+_THP = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+class PoolMemory:
+    """Buffers of one pool: 1-D uint8 tensors, empty ones for lengths of 0. Made by `allocate`."""
+
+    def __init__(self, kind: MemoryKind, buffers: Sequence[torch.Tensor], addresses: Sequence[int], huge: str) -> None:
+        """`huge`: see `huge_pages`."""
+        self.kind = kind
+        self.addresses = tuple(addresses)
+        self.huge_pages = huge
+        """What became of huge pages, in words: the request's answer and the system's setting."""
+        device = next((b.device for b in buffers), torch.device("cpu"))
+        self.memory: Memory = "DRAM" if device.type == "cpu" else "VRAM"
+        self.device_index = device.index or 0
+        self._sizes = tuple(b.numel() for b in buffers)
+        self._buffers: tuple[torch.Tensor, ...] | None = tuple(buffers)
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """Raises `BoundsError` after `close`."""
+        if self._buffers is None:
+            raise BoundsError("pool memory", "closed", "open memory")
+        return self._buffers
+
+    @property
+    def buffer_bytes(self) -> tuple[int, ...]:
+        return self._sizes
+
+    @property
+    def closed(self) -> bool:
+        return self._buffers is None
+
+    def huge_page_bytes(self) -> int:
+        """Bytes of mappings with these addresses that are on huge pages *now* (0 before the first touch).
+
+        From /proc/self/smaps: the only proof. A neighbour that the kernel merged into the same mapping counts too, so
+        this is capped by the pool's own length. 0 where there is no such file, and for device memory.
+        """
+        if self.memory == "VRAM" or not self.addresses:
+            return 0
+        edges = [(a, a + n) for a, n in zip(self.addresses, self._sizes, strict=True) if n]
+        low, high = min(e[0] for e in edges), max(e[1] for e in edges)
+        return min(_huge_bytes_between(low, high), high - low)
+
+    def close(self) -> None:
+        """Give the buffers back; idempotent. The memory goes when the last tensor cut from them does."""
+        self._buffers = None
+
+
+def allocate(
+    buffer_bytes: Sequence[int],
+    *,
+    kind: MemoryKind = "anonymous",
+    path: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+) -> PoolMemory:
+    """One buffer for each length in bytes; mapped ones read as zeros (a file's as what it holds).
+
+    Raises `ConfigError` on a negative length, an unknown kind, a missing or needless `path`, a device that this kind
+    can't have, and on memory that the system refuses.
+    """
+    if kind not in get_args(MemoryKind):
+        raise ConfigError("memory", kind, ", ".join(get_args(MemoryKind)))
+    if any(n < 0 for n in buffer_bytes):
+        raise ConfigError("buffer bytes", min(buffer_bytes), "at least 0")
+    if (path is not None) != (kind == "file"):
+        raise ConfigError("memory path", str(path), "a path for kind file, none for the others")
+    if kind == "torch":
+        return _from_torch(buffer_bytes, device)
+    if torch.device(device).type != "cpu":
+        raise ConfigError("memory", kind, f"torch, for device {device}")
+    sizes = [-(-n // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES for n in buffer_bytes]
+    starts = list(accumulate(sizes, initial=0))
+    try:
+        region, huge = _map(kind, starts[-1] + HUGE_PAGE_BYTES, path)
+    except OSError as error:
+        raise ConfigError("pool bytes", starts[-1], f"what the system grants ({error})") from error
+    base = region.ctypes.data
+    skew = -base % HUGE_PAGE_BYTES
+    spans = [(skew + s, n) for s, n in zip(starts, buffer_bytes, strict=False)]
+    buffers = [torch.from_numpy(region[start : start + n]) for start, n in spans]
+    return PoolMemory(kind, buffers, [base + start for start, _ in spans], huge)
+
+
+def _from_torch(buffer_bytes: Sequence[int], device: str) -> PoolMemory:
+    try:
+        buffers = [torch.empty(n, dtype=torch.uint8, device=device) for n in buffer_bytes]
+    except RuntimeError as error:
+        raise ConfigError("pool bytes", sum(buffer_bytes), f"what {device} grants ({error})") from error
+    return PoolMemory("torch", buffers, [b.data_ptr() for b in buffers], "not asked for: torch's allocator decides")
+
+
+def _map(kind: MemoryKind, length: int, path: str | os.PathLike[str] | None) -> tuple[np.ndarray[Any, Any], str]:
+    """A zeroed mapping as uint8 [length], which owns it, and the answer to the request for huge pages."""
+    if kind == "anonymous":
+        mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        fd = os.memfd_create("pdkv-pool") if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if path is None:
+                os.ftruncate(fd, length)
+            else:
+                os.posix_fallocate(fd, 0, length)  # a full file system must refuse now, not kill us on first touch
+            mapping = mmap.mmap(fd, length)
+        finally:
+            os.close(fd)
+    huge = _ask_for_huge_pages(mapping, setting="enabled" if kind == "anonymous" else "shmem_enabled")
+    return np.frombuffer(mapping, np.uint8), huge
+
+
+def _ask_for_huge_pages(mapping: mmap.mmap, *, setting: str) -> str:
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        return f"refused: {error.strerror}"
+    try:
+        chosen = re.search(r"\[(\w+)\]", (_THP / setting).read_text())
+    except OSError:
+        return "asked for; the system doesn't say what it does"
+    mode = chosen[1] if chosen else "unknown"
+    granted = mode in ("always", "madvise", "advise", "within_size", "force")
+    answer = "granted on touch" if granted else "asked for, but switched off"
+    return f"{answer} (transparent_hugepage/{setting}: {mode})"
+
+
+def _huge_bytes_between(low: int, high: int) -> int:
+    """Sum over the mappings that overlap [low, high)."""
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return 0
+    total, ours = 0, False
+    for line in lines:
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            ours = int(span[1], 16) < high and int(span[2], 16) > low
+        elif ours and (kb := re.match(r"(?:AnonHugePages|ShmemPmdMapped|FilePmdMapped|\w+_Hugetlb): +(\d+) kB", line)):
+            total += int(kb[1]) * 1024
+    return total

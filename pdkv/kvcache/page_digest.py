@@ -1,0 +1,66 @@
+"""Checksums of a page's bytes, one for each cache.
+
+Guarantees: the digest of a (page, group) covers every byte of that group in the page, in segment order, and nothing
+else: so it is the same in any placement, on any device and in a pool of any size, and names the cache that is wrong.
+A digest identifies bytes, never tokens, and is no protection against somebody who forges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import xxhash
+
+from pdkv.errors import ConfigError
+from pdkv.geometry.page_layout import Group
+from pdkv.ids import LocalPages, UInt64Array
+from pdkv.kvcache.pool import SlotPool
+
+ALGORITHMS = ("xxh3_64",)
+"""What a contract may offer."""
+NO_DIGEST = "none"
+"""Zeros for every page, where a pair agreed to check nothing."""
+
+
+def digest_pages(pool: SlotPool, pages: LocalPages, algorithm: str = "xxh3_64") -> UInt64Array:
+    """uint64 [pages, 2]: xxh3_64 of the main bytes, of the index bytes. Raises `ConfigError` on another algorithm.
+
+    One call a (page, cache) where a group is one run (page-major), else a running hash over its pieces; the
+    interpreter is let go for the length of each run.
+    """
+    check_algorithm(algorithm)
+    out = np.zeros((len(pages), len(Group)), np.uint64)
+    if algorithm == NO_DIGEST:
+        return out
+    for column, group in enumerate(Group):
+        out[:, column] = _group_digests(pool, pages, group)
+    return out
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Raises `ConfigError` unless `digest_pages` knows it."""
+    if algorithm not in (*ALGORITHMS, NO_DIGEST):
+        raise ConfigError("digest algorithm", algorithm, ", ".join((*ALGORITHMS, NO_DIGEST)))
+
+
+def _group_digests(pool: SlotPool, pages: LocalPages, group: Group) -> list[int]:
+    columns = [_page_bytes(pool.piece_view(piece), pages) for piece in pool.pieces(group)]
+    if len(columns) == 1:
+        return [xxhash.xxh3_64_intdigest(run) for run in columns[0]]
+    digests = []
+    for runs in zip(*columns, strict=True):
+        running = xxhash.xxh3_64()
+        for run in runs:
+            running.update(run)
+        digests.append(running.intdigest())
+    return digests
+
+
+def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[memoryview]:
+    """Each page's row of a [num_pages, length] view; a GPU's come through the host, one page at a time."""
+    if view.device.type == "cpu":
+        rows = view.numpy()
+        return (rows[page].data for page in pages)
+    return (view[page].cpu().numpy().data for page in pages)

@@ -1,0 +1,200 @@
+"""The slot pool: both caches of every page, and views of them for kernels, digests and peers.
+
+Guarantees: all views are the pool's own memory, never copies; a page's main KV and index-K share its number; what the
+pool says of its addresses (`map`) is where its views are. Who owns a page is not known here: the cache manager is the
+only caller that writes to pages, besides an engine that was given them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pdkv.errors import BoundsError, ConfigError
+from pdkv.geometry.page_layout import (
+    Group,
+    PageFormat,
+    Placement,
+    PlacementKind,
+    PoolMap,
+    layer_major,
+    page_major,
+    pool_map,
+)
+from pdkv.ids import SINK_PAGE, LocalPages
+from pdkv.kvcache.memory import MemoryKind, PoolMemory, allocate
+from pdkv.kvcache.page_table import PageTable
+
+_MAKERS = {"page_major": page_major, "layer_major": layer_major}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of segments that lie end to end: page p is `length` bytes at `offset + p * stride` of a buffer."""
+
+    buffer: int
+    offset: int
+    stride: int
+    length: int
+
+
+class SlotPool:
+    """A page format laid out in memory. Nothing here is thread-safe by itself: pages have one writer at a time."""
+
+    def __init__(self, fmt: PageFormat, placement: Placement, memory: PoolMemory, table: PageTable) -> None:
+        """Raises `ConfigError` if memory or page table are not of the placement's size."""
+        if memory.buffer_bytes != placement.buffer_bytes:
+            raise ConfigError("pool buffers, bytes", memory.buffer_bytes, placement.buffer_bytes)
+        if table.num_pages != placement.num_pages:
+            raise ConfigError("page table rows", table.num_pages, placement.num_pages)
+        self.fmt = fmt
+        self.placement = placement
+        self.memory = memory
+        self.table = table
+        self._place_of = {(s.group, s.layer): at for s, at in zip(fmt.segments, placement.places, strict=True)}
+        self._pieces = {group: _pieces(fmt, placement, (group,)) for group in Group}
+        self._page_pieces = _pieces(fmt, placement, tuple(Group))
+
+    @classmethod
+    def create(
+        cls,
+        fmt: PageFormat,
+        num_pages: int,
+        *,
+        placement: PlacementKind = "page_major",
+        memory: MemoryKind = "anonymous",
+        device: str = "cpu",
+    ) -> Self:
+        """A pool in memory of its own. Raises `ConfigError` on a size or kind that can't be had."""
+        if placement not in _MAKERS:
+            raise ConfigError("placement", placement, ", ".join(_MAKERS))
+        place = _MAKERS[placement](fmt, num_pages)
+        return cls(fmt, place, allocate(place.buffer_bytes, kind=memory, device=device), PageTable(num_pages))
+
+    @property
+    def num_pages(self) -> int:
+        """Including page 0, the write sink."""
+        return self.placement.num_pages
+
+    def map(self) -> PoolMap:
+        """Addresses of everything a peer may read."""
+        m, t = self.memory, self.table
+        return pool_map(self.fmt, self.placement, m.addresses, t.address, t.stride, m.memory, m.device_index)
+
+    # --- views for an engine --------------------------------------------------------------------------------------
+
+    def main_view(self, layer: int) -> torch.Tensor:
+        """uint8 [num_pages, page_tokens, row_bytes] of a layer or draft layer. Raises `ConfigError` if unknown."""
+        return self._view(Group.MAIN, layer, 0, (self.fmt.page_tokens, self.fmt.main_row.row_bytes))
+
+    def index_view(self, layer: int) -> torch.Tensor:
+        """uint8 [num_pages, index_page_bytes]: all keys of a page, then all its scales.
+
+        Raises `ConfigError` if the layer has no index cache (a shared layer, or an unknown one).
+        """
+        length = self.fmt.index_tokens * self.fmt.index_row.row_bytes
+        return self._view(Group.INDEX, layer, 0, (length,))
+
+    def index_keys(self, layer: int) -> torch.Tensor:
+        """uint8 [num_pages, index_tokens, key_bytes]. Raises as `index_view`."""
+        return self._view(Group.INDEX, layer, 0, (self.fmt.index_tokens, self.fmt.index_row.key_bytes))
+
+    def index_scales(self, layer: int) -> torch.Tensor:
+        """uint8 [num_pages, index_tokens, scale_bytes]. Raises as `index_view`."""
+        rows, row = self.fmt.index_tokens, self.fmt.index_row
+        return self._view(Group.INDEX, layer, rows * row.key_bytes, (rows, row.scale_bytes))
+
+    def _view(self, group: Group, layer: int, skip: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Strided view, pages first, of `shape` contiguous bytes a page, `skip` bytes into the segment."""
+        place = self._place_of.get((group, layer))
+        if place is None:
+            layers = [at for of, at in self._place_of if of is group]
+            raise ConfigError(f"layer with {group.value} rows", layer, layers)
+        inner = (1,) if len(shape) == 1 else (shape[1], 1)
+        start = self.memory.buffers[place.buffer][place.offset + skip :]
+        return start.as_strided((self.num_pages, *shape), (place.stride, *inner))
+
+    # --- whole pages ----------------------------------------------------------------------------------------------
+
+    def pieces(self, group: Group) -> tuple[Piece, ...]:
+        """A group's bytes in segment order, segments that lie end to end joined."""
+        return self._pieces[group]
+
+    def piece_view(self, piece: Piece) -> torch.Tensor:
+        """uint8 [num_pages, piece.length]."""
+        start = self.memory.buffers[piece.buffer][piece.offset :]
+        return start.as_strided((self.num_pages, piece.length), (piece.stride, 1))
+
+    def group_bytes(self, page: int, group: Group) -> list[npt.NDArray[np.uint8]]:
+        """The page's bytes of one group, an array a segment, in segment order: writable views (copies of a GPU's).
+
+        Raises `BoundsError` on a page outside the pool or on the sink.
+        """
+        self._check(page)
+        out: list[npt.NDArray[np.uint8]] = []
+        for segment, at in zip(self.fmt.segments, self.placement.places, strict=True):
+            if segment.group is group:
+                start = at.offset + page * at.stride
+                out.append(self.memory.buffers[at.buffer][start : start + segment.length].cpu().numpy())
+        return out
+
+    def zero(self, pages: LocalPages) -> None:
+        """Zero every byte of these pages, in both caches."""
+        ids = _index(pages, self.memory.buffers[0].device)
+        for piece in self._page_pieces:
+            self.piece_view(piece).index_fill_(0, ids, 0)
+
+    def zero_tail(self, page: int, from_token: int) -> None:
+        """Zero the slots [from_token, page_tokens) of a page: main rows, index keys and index scales of all layers.
+
+        With kpool above 1 an index row stays if any of its tokens was written. Raises `BoundsError` on a page outside
+        the pool, on the sink, and on a token outside [0, page_tokens].
+        """
+        self._check(page)
+        if not 0 <= from_token <= self.fmt.page_tokens:
+            raise BoundsError("first token to zero", from_token, f"0 to {self.fmt.page_tokens}")
+        kpool = self.fmt.page_tokens // self.fmt.index_tokens
+        from_row = -(-from_token // kpool)
+        for segment in self.fmt.segments:
+            if segment.group is Group.MAIN:
+                self.main_view(segment.layer)[page, from_token:] = 0
+            else:
+                self.index_keys(segment.layer)[page, from_row:] = 0
+                self.index_scales(segment.layer)[page, from_row:] = 0
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy both caches of a page onto another. Raises `BoundsError` as `group_bytes`."""
+        self._check(source)
+        self._check(target)
+        for piece in self._page_pieces:
+            view = self.piece_view(piece)
+            view[target] = view[source]
+
+    def close(self) -> None:
+        """Give the memory back (see `PoolMemory.close`); views that were handed out stay valid."""
+        self.memory.close()
+
+    def _check(self, page: int) -> None:
+        if not SINK_PAGE < page < self.num_pages:
+            raise BoundsError("page id", page, f"1 to {self.num_pages - 1}")
+
+
+def _pieces(fmt: PageFormat, placement: Placement, groups: tuple[Group, ...]) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    for segment, at in zip(fmt.segments, placement.places, strict=True):
+        if segment.group not in groups:
+            continue
+        last = pieces[-1] if pieces else None
+        if last and (last.buffer, last.offset + last.length, last.stride) == (at.buffer, at.offset, at.stride):
+            pieces[-1] = Piece(last.buffer, last.offset, last.stride, last.length + segment.length)
+        else:
+            pieces.append(Piece(at.buffer, at.offset, at.stride, segment.length))
+    return tuple(pieces)
+
+
+def _index(pages: LocalPages, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(pages.array.astype(np.int64)).to(device)

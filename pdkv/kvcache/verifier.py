@@ -1,0 +1,119 @@
+"""The only way for bytes to become trusted: digests computed here, compared with those that were announced.
+
+Guarantees: nobody else can make a `VerifiedPages`; one exists only if every byte of both caches of every page in it
+gave the announced digest, at the announced place in the prompt (or was digested here, for pages that this node's own
+engine wrote); otherwise a `DigestMismatch` names each bad page and which of its caches is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pdkv.errors import BadPage, BoundsError, DigestMismatch
+from pdkv.geometry.page_layout import Group
+from pdkv.ids import LocalPages, PageHashes, ReservationId, UInt64Array
+from pdkv.kvcache.page_digest import NO_DIGEST, check_algorithm, digest_pages
+from pdkv.kvcache.pool import SlotPool
+
+_PROOF = object()
+_NAMED_IN_TEXT = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """Pages that a read has filled, as their sender announced them: consecutive pages of the prompt.
+
+    `digests` are uint64 [pages, 2], main and index. Raises `BoundsError` unless all columns are of one length.
+    """
+
+    reservation: ReservationId
+    first_index: int
+    pages: LocalPages
+    hashes: PageHashes
+    digests: UInt64Array
+
+    def __post_init__(self) -> None:
+        if self.first_index < 0:
+            raise BoundsError("first page index", self.first_index, "at least 0")
+        if len(self.hashes) != len(self.pages):
+            raise BoundsError("hashes of an arrival", len(self.hashes), f"one for each of {len(self.pages)} pages")
+        if self.digests.dtype != np.uint64 or self.digests.shape != (len(self.pages), len(Group)):
+            have = f"{self.digests.dtype} array of shape {self.digests.shape}"
+            raise BoundsError("digests of an arrival", have, f"uint64 [{len(self.pages)}, {len(Group)}]")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifiedPages:
+    """Pages whose bytes are proved, for one reservation: what a commit takes. Only a `Verifier` can make one."""
+
+    reservation: ReservationId
+    first_index: int
+    pages: LocalPages
+    hashes: PageHashes
+    digests: UInt64Array
+    """Read-only uint64 [pages, 2], as computed here."""
+    proof: InitVar[object]
+
+    def __post_init__(self, proof: object) -> None:
+        if proof is not _PROOF:
+            raise TypeError("VerifiedPages are made by a Verifier only")
+        self.digests.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+
+class Verifier:
+    """Digests pages of one pool with the algorithm that a pair of nodes agreed on."""
+
+    def __init__(self, pool: SlotPool, algorithm: str = "xxh3_64") -> None:
+        """Raises `ConfigError` on an unknown algorithm."""
+        check_algorithm(algorithm)
+        self.pool = pool
+        self.algorithm = algorithm
+
+    @property
+    def checks_digests(self) -> bool:
+        """False where the pair agreed on "none": then only order and lengths are checked."""
+        return self.algorithm != NO_DIGEST
+
+    def verify(self, arrival: Arrival) -> VerifiedPages:
+        """Raises `DigestMismatch` with every bad page; the bytes of the pool are not changed."""
+        have = digest_pages(self.pool, arrival.pages, self.algorithm)
+        wrong = have != arrival.digests
+        if wrong.any():
+            raise _mismatch(arrival, wrong)
+        return VerifiedPages(
+            arrival.reservation, arrival.first_index, arrival.pages, arrival.hashes, have, proof=_PROOF
+        )
+
+    def seal(
+        self, reservation: ReservationId, first_index: int, pages: LocalPages, hashes: PageHashes
+    ) -> VerifiedPages:
+        """Digest pages that this node's own engine has *finished* writing: they are what is meant by definition.
+
+        Raises `BoundsError` unless there is one hash a page.
+        """
+        digests = digest_pages(self.pool, pages, self.algorithm)
+        own = Arrival(reservation, first_index, pages, hashes, digests)
+        return VerifiedPages(own.reservation, own.first_index, own.pages, own.hashes, digests, proof=_PROOF)
+
+
+def _mismatch(arrival: Arrival, wrong: npt.NDArray[np.bool_]) -> DigestMismatch:
+    """Names every page with a true entry in `wrong`, bool [pages, 2]."""
+    rows = np.flatnonzero(wrong.any(axis=1)).tolist()
+    bad = []
+    for row, page in zip(rows, arrival.pages.array[rows].tolist(), strict=True):
+        caches = [group.value for group, differs in zip(Group, wrong[row].tolist(), strict=True) if differs]
+        bad.append(BadPage(arrival.first_index + row, page, "both" if len(caches) == len(Group) else caches[0]))
+    words = "; ".join(map(str, bad[:_NAMED_IN_TEXT]))
+    more = f"; and {len(bad) - _NAMED_IN_TEXT} more" if len(bad) > _NAMED_IN_TEXT else ""
+    return DigestMismatch(
+        f"bytes of {len(bad)} of {len(wrong)} pages are not what was announced: {words}{more}",
+        bad=bad,
+        reservation=arrival.reservation,
+        bad_pages=words + more,
+    )
