@@ -204,3 +204,12 @@ class NodeStatus:
     contract: Contract
     quarantine: dict[str, str] = field(default_factory=dict)
     """Reservation to the reason why its pages are held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStatus:
+    """What an operator asks a router for: address to "up", or to the reason why it was passed over last."""
+
+    prefill: dict[str, str]
+    decode: dict[str, str]
+    requests: int
