@@ -1,0 +1,245 @@
+"""Everything that can be set on a node, in one place.
+
+Guarantees: a flag wins over the environment (`PDKV_<FIELD>`), the environment over the YAML file, the file over the
+default; an unknown name is refused wherever it stands; a value that can't be used is a `ConfigError` with the field,
+the value and what is allowed. A config that exists is valid in itself; what only the model can tell (page size) is
+checked by the node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from pdkv.errors import ConfigError
+from pdkv.geometry.byte_ledger import usable_pages
+from pdkv.geometry.page_layout import INDEX_PAGE_ROWS
+
+ENV_PREFIX = "PDKV_"
+MIB = 1 << 20
+
+_DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = {"": 1, **_DECIMAL, **_BINARY}
+
+
+def parse_bytes(text: str | int, field: str = "bytes") -> int:
+    """A count of bytes from 4096, "4096", "64 MiB" (1024^2) or "55GB" (1000^3). Raises `ConfigError` naming `field`."""
+    match = re.fullmatch(r"(\d+)(\.\d+)?\s*([A-Za-z]*)", str(text).strip())
+    unit = _UNITS.get(match[3].upper()) if match else None
+    if not match or unit is None or (match[2] and unit == 1):
+        raise ConfigError(field, text, "a count of bytes such as 4096, 64MiB or 55GB")
+    digits = (match[2] or ".")[1:]
+    # integers throughout: a float loses bytes from 2^53 on
+    return int(match[1] + digits) * unit // int(10 ** len(digits))
+
+
+def _size(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except ConfigError as e:
+        raise ValueError(f"must be {e.fields['allowed']}") from e
+
+
+def _listed(value: object) -> object:
+    """A flag or variable writes a list as one string with commas."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("must be host:port")
+    return value
+
+
+Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Address = Annotated[str, BeforeValidator(lambda v: _address(v) if isinstance(v, str) else v)]
+Addresses = Annotated[tuple[Address, ...], BeforeValidator(_listed)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class ServiceConfig(BaseModel):
+    """What a router and a node have in common."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    node_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    bind: Address = "127.0.0.1:0"
+    """Where to listen; port 0 takes a free one."""
+    advertise: str = ""
+    """host or host:port that peers dial; empty: what was bound."""
+    drain_grace_s: Seconds = 30.0
+    """Longest that pages stay readable after the node was told to end."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        for field, host in (
+            ("advertise", _host(self.advertise)),
+            ("bind", _host(self.bind) if not self.advertise else ""),
+        ):
+            if host in ("0.0.0.0", "[::]", "::", "*"):
+                raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
+        return self
+
+    def advertised(self, bound_port: int) -> str:
+        """host:port that peers dial, once the listening port is known."""
+        if not self.advertise:
+            return f"{_host(self.bind)}:{bound_port}"
+        return self.advertise if _host(self.advertise) != self.advertise else f"{self.advertise}:{bound_port}"
+
+
+class NodeConfig(ServiceConfig):
+    """A rank with a pool: prefill or decode."""
+
+    model: str = "tiny"
+    """Preset, directory of a checkpoint, or path of a config.json."""
+    seed: Count = 0
+    """Of random weights, where the model has none."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of the engine; none: its own choice."""
+    main_row: str = "fp8_ds_mla"
+    draft_layers: Count = 0
+    indexer_types: Annotated[tuple[Literal["full", "shared"], ...], BeforeValidator(_listed)] | None = None
+    """Overrides the model's list, to show that a peer with another list is refused."""
+    pool_bytes: Bytes = 256 * MIB
+    pool_pages: Annotated[int, Field(ge=2)] | None = None
+    """Pages with the write sink; instead of `pool_bytes`."""
+    memory: Literal["anonymous", "shared", "file", "torch"] = "anonymous"
+    memory_path: str = ""
+    """Of the file, for memory "file"."""
+    device: str = "cpu"
+    placement: Literal["page_major", "layer_major"] = "page_major"
+    digest: Literal["xxh3_64", "none"] = "xxh3_64"
+    eagle_rule: Literal["none", "bigram", "drop_page"] = "none"
+    rollback_tokens: Count = 0
+    backend: Literal["nixl", "loopback"] = "nixl"
+    ucx_tls: str = ""
+    """UCX transports to allow, as in UCX_TLS; empty: all."""
+    net_devices: str = ""
+    """Network devices to use, as in UCX_NET_DEVICES; empty: all."""
+    require_rdma: bool = False
+    """Refuse a peer that is reached over another lane."""
+    read_max_bytes: Bytes = 64 * MIB
+    """Most bytes of one READ: it bounds what a fence has to give up."""
+    read_deadline_s: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.pool_pages is not None and "pool_bytes" in self.model_fields_set:
+            raise ValueError("pool_pages: either pool_pages or pool_bytes, not both")
+        if (self.memory == "file") != bool(self.memory_path):
+            raise ValueError('memory_path: a path when memory is "file", and only then')
+        return self
+
+    def total_pages(self, page_bytes: int) -> int:
+        """Pages of the pool, the write sink among them. Raises `ConfigError` if there is no room for two."""
+        total = self.pool_pages or usable_pages(self.pool_bytes, page_bytes) + 1
+        if total < 2:
+            raise ConfigError("pool_bytes", self.pool_bytes, f"at least {2 * page_bytes}: two pages of {page_bytes}")
+        return total
+
+
+class PrefillConfig(NodeConfig):
+    """A prefill node."""
+
+    chunk_tokens: Annotated[int, Field(gt=0, multiple_of=INDEX_PAGE_ROWS)] = 32_768
+    """Tokens computed before the next pages are announced: whole pages."""
+    lease_ttl_s: Seconds = 30.0
+
+
+class DecodeConfig(NodeConfig):
+    """A decode node."""
+
+    prefill_addresses: Addresses = ()
+    """Used in turn for requests that name none."""
+    allow_fault_injection: bool = False
+    """Let a request damage what was read, to show that the damage is found."""
+
+
+class RouterConfig(ServiceConfig):
+    """A router."""
+
+    prefill_addresses: Addresses = Field(min_length=1)
+    decode_addresses: Addresses = Field(min_length=1)
+
+
+ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RouterConfig)
+AnyConfig = TypeVar("AnyConfig", bound=ServiceConfig)
+
+
+def load_config_file(path: str | Path) -> dict[str, Any]:
+    """A YAML file's top-level mapping. Raises `ConfigError` if there is none."""
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise ConfigError("config", str(path), f"a YAML file ({e})") from e
+    content = {} if content is None else content
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError("config", str(path), "a YAML mapping of field names to values")
+    return content
+
+
+def resolve(
+    cls: type[AnyConfig],
+    flags: Mapping[str, Any],
+    yaml_path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> AnyConfig:
+    """The config of one role: flags over environment over file over defaults; a flag that is None was not given.
+
+    A `PDKV_` variable may belong to another role (they often share an environment), but not to none. Raises
+    `ConfigError`.
+    """
+    values = load_config_file(yaml_path) if yaml_path is not None else {}
+    values |= _from_environment(cls, os.environ if environ is None else environ)
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return cls.model_validate(values)
+    except ValidationError as e:
+        raise _named(cls, e) from e
+
+
+def _from_environment(cls: type[ServiceConfig], environ: Mapping[str, str]) -> dict[str, str]:
+    known = {name for role in ROLES for name in role.model_fields}
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name not in known:
+            raise ConfigError(variable, value, ", ".join(sorted(f"{ENV_PREFIX}{n.upper()}" for n in known)))
+        if name in cls.model_fields:
+            found[name] = value
+    return found
+
+
+def _named(cls: type[ServiceConfig], error: ValidationError) -> ConfigError:
+    """The first of pydantic's complaints as an error of ours."""
+    first = error.errors()[0]
+    field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    have = first["input"]
+    if first["type"] == "extra_forbidden":
+        message = "one of " + ", ".join(sorted(cls.model_fields))
+    elif first["type"] == "missing":
+        have, message = None, "a value: it has no default"
+    elif not field:
+        # a rule over several fields names the one to change itself
+        field, _, message = message.partition(": ")
+        have = getattr(have, field, None) if not isinstance(have, dict) else have.get(field)
+    return ConfigError(field, have, message)
+
+
+def _host(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    return host if colon and port.isdigit() else address
