@@ -1,0 +1,57 @@
+"""Puts the commands together.
+
+Guarantees: importing a command's module is cheap (torch, nixl, grpc and transformers come in only when it runs); every
+`PdkvError` becomes one line on stderr and exit code 2, anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from pdkv import __version__
+from pdkv.cli.plan import plan
+from pdkv.errors import PdkvError
+
+BAD_INPUT = 2
+"""Exit code for a named error; typer uses the same for a wrong option."""
+
+app = typer.Typer(
+    name="pdkv",
+    help="Moves the KV of a prompt from a prefill to a decode node, and proves that what arrived is what was meant.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: Annotated[bool, typer.Option()]) -> None:
+    if wanted:
+        typer.echo(f"pdkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("plan")(plan)
+
+
+def run(args: Sequence[str] | None = None) -> None:
+    """Run the command line (`sys.argv` unless given) and leave by `SystemExit`."""
+    try:
+        app(args)
+    except PdkvError as error:
+        # a cause (YAML's, say) may be worded over several lines
+        print(f"pdkv: {error.kind}: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from error
