@@ -1,0 +1,137 @@
+"""Checks of single values that a peer sent.
+
+Guarantees: each raises `BoundsError` or `ProtocolError` with the field's name; none trusts a length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sized
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pdkv.errors import BoundsError, ProtocolError
+from pdkv.ids import HASH_BYTES, UInt32Array
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A prompt of 1,048,576 tokens is 4 MiB, its 16,384 pages are 1 MiB of columns."""
+MAX_TEXT = 1024
+MAX_NAME = 256
+MAX_ENTRIES = 4096
+"""Entries of a list that grows with layers, peers or chunks."""
+MAX_TOKENS = 1 << 22
+MAX_PAGES = 1 << 20
+MAX_DURATION_S = 7 * 86400.0
+ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+NODE_NAME = re.compile(r"[A-Za-z0-9._:-]+")
+INCARNATION = re.compile(r"[0-9a-f]{32}")
+
+
+class Message(Protocol):
+    """What is used of a protobuf message here."""
+
+    def ByteSize(self) -> int: ...
+    def HasField(self, field_name: Any) -> bool: ...
+
+
+def require_sendable(message: Message, what: str) -> None:
+    """Raises `BoundsError` before gRPC would break the call off with words of its own."""
+    if (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise BoundsError(f"{what}, bytes of the message", size, f"at most {MAX_MESSAGE_BYTES}")
+
+
+def present(message: Message, *fields: str) -> None:
+    """The sub-messages are set."""
+    for field in fields:
+        if not message.HasField(field):
+            raise ProtocolError(f"{field} is missing", field=field)
+
+
+def within(field: str, value: float, least: float, most: float) -> None:
+    """Also refuses what is not a number."""
+    if not least <= value <= most:
+        raise BoundsError(field, value, f"{least} to {most}")
+
+
+def text(field: str, value: str, *, most: int = MAX_TEXT) -> str:
+    """At most `most` printable characters; may be empty."""
+    within(f"{field}, characters", len(value), 0, most)
+    if not value.isprintable():
+        raise ProtocolError(f"{field}: {value[:80]!r} is not printable", field=field)
+    return value
+
+
+def name(field: str, value: str) -> str:
+    """1 to 256 printable characters."""
+    within(f"{field}, characters", len(value), 1, MAX_NAME)
+    return text(field, value)
+
+
+def matching(field: str, value: str, pattern: re.Pattern[str]) -> str:
+    if not pattern.fullmatch(name(field, value)):
+        raise ProtocolError(f"{field}: {value[:80]!r} is not of the form {pattern.pattern}", field=field)
+    return value
+
+
+def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
+    if value not in allowed:
+        raise ProtocolError(f"{field}: {value[:80]!r} is not one of {', '.join(allowed)}", field=field)
+    return value
+
+
+def duration_s(field: str, value: float) -> float:
+    """Finite, above 0, at most a week."""
+    if value == 0.0:
+        raise BoundsError(field, value, "above 0")
+    return elapsed_s(field, value)
+
+
+def elapsed_s(field: str, value: float) -> float:
+    """Finite, at least 0, at most a week."""
+    within(field, value, 0.0, MAX_DURATION_S)
+    return value
+
+
+def sized(field: str, value: bytes, *sizes: int) -> bytes:
+    if len(value) not in sizes:
+        raise BoundsError(f"{field}, bytes", len(value), " or ".join(map(str, sizes)))
+    return value
+
+
+def bounded(field: str, values: Sized, most: int = MAX_ENTRIES) -> None:
+    within(f"{field}, entries", len(values), 0, most)
+
+
+def optional_hash(field: str, value: bytes) -> bytes:
+    return sized(field, value, 0, HASH_BYTES)
+
+
+def column(field: str, values: Sized, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    """`count` entries as an array."""
+    if len(values) != count:
+        raise ProtocolError(f"{field} has {len(values)} entries, not {count}", field=field, have=len(values), due=count)
+    return np.array(values, dtype)
+
+
+def rising(field: str, values: Iterable[int], below: int) -> tuple[int, ...]:
+    """Each above the one before, the last below `below`."""
+    numbers = tuple(values)
+    bounded(field, numbers)
+    if any(b <= a for a, b in pairwise(numbers)) or (numbers and numbers[-1] >= below):
+        raise ProtocolError(f"{field} doesn't rise, or leaves [0, {below})", field=field)
+    return numbers
+
+
+def tokens_from(raw: bytes) -> UInt32Array:
+    """A writable uint32 column from 4 bytes a token, little-endian."""
+    if len(raw) % 4:
+        raise BoundsError("tokens, bytes", len(raw), "a multiple of 4")
+    within("tokens", len(raw) // 4, 1, MAX_TOKENS)
+    return np.frombuffer(raw, "<u4").astype(np.uint32)
+
+
+def tokens_raw(tokens: UInt32Array) -> bytes:
+    return tokens.astype("<u4", copy=False).tobytes()

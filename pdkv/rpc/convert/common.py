@@ -1,0 +1,146 @@
+"""What the services share: peers, envelopes, namespaces, sampling, the state of a node or router.
+
+Guarantees: a reply's envelope is compared with the request's, so that nothing of another life of a peer is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from google.protobuf import json_format
+
+from pdkv.contract import Contract
+from pdkv.errors import BoundsError, WrongIncarnation
+from pdkv.ids import Incarnation, NodeId, PeerName
+from pdkv.node.messages import Envelope, Namespace, NodeStatus, RouterStatus, Sampling
+from pdkv.rpc.convert import checks
+from pdkv.v1 import common_pb2, contract_pb2, router_pb2
+
+MAX_SEED = 2**64 - 1
+MAX_STOP_TOKENS = 256
+MAX_TEMPERATURE = 100.0
+
+
+def peer_to_pb(name: PeerName) -> common_pb2.PeerName:
+    return common_pb2.PeerName(node=name.node, incarnation=name.incarnation)
+
+
+def peer_from_pb(message: common_pb2.PeerName) -> PeerName:
+    return PeerName(
+        NodeId(checks.matching("node", message.node, checks.NODE_NAME)),
+        Incarnation(checks.matching("incarnation", message.incarnation, checks.INCARNATION)),
+    )
+
+
+def envelope_to_pb(envelope: Envelope) -> common_pb2.Envelope:
+    return common_pb2.Envelope(
+        sender=peer_to_pb(envelope.sender),
+        receiver=peer_to_pb(envelope.receiver),
+        content_fingerprint=envelope.content_fingerprint,
+    )
+
+
+def envelope_from_pb(message: common_pb2.Envelope) -> Envelope:
+    checks.present(message, "sender", "receiver")
+    fingerprint = checks.sized("content_fingerprint", message.content_fingerprint, 32)
+    return Envelope(peer_from_pb(message.sender), peer_from_pb(message.receiver), fingerprint)
+
+
+def reply_envelope(request: Envelope) -> Envelope:
+    return Envelope(request.receiver, request.sender, request.content_fingerprint)
+
+
+def require_reply(request: Envelope, reply: common_pb2.Envelope) -> None:
+    """Raises `WrongIncarnation` unless `reply` goes the way back of `request`."""
+    due, have = reply_envelope(request), envelope_from_pb(reply)
+    if have != due:
+        raise WrongIncarnation(
+            f"a reply from {have.sender} to {have.receiver}; due from {due.sender} to {due.receiver}",
+            have=have.sender,
+            due=due.sender,
+        )
+
+
+def namespace_to_pb(namespace: Namespace) -> common_pb2.Namespace:
+    return common_pb2.Namespace(extra_key=namespace.extra_key, cache_salt=namespace.cache_salt)
+
+
+def namespace_from_pb(message: common_pb2.Namespace) -> Namespace:
+    """Unset means the empty namespace."""
+    for field, value in (("extra_key", message.extra_key), ("cache_salt", message.cache_salt)):
+        checks.within(f"namespace.{field}, characters", len(value), 0, checks.MAX_TEXT)
+    return Namespace(message.extra_key, message.cache_salt)
+
+
+def sampling_to_pb(sampling: Sampling) -> common_pb2.Sampling:
+    checks.within("sampling.seed", sampling.seed, 0, MAX_SEED)
+    return common_pb2.Sampling(**dataclasses.asdict(sampling))
+
+
+def sampling_from_pb(message: common_pb2.Sampling) -> Sampling:
+    checks.within("sampling.max_tokens", message.max_tokens, 1, checks.MAX_TOKENS)
+    checks.within("sampling.temperature", message.temperature, 0.0, MAX_TEMPERATURE)
+    checks.within("sampling.top_p", message.top_p, 0.0, 1.0)
+    if message.top_p == 0.0:
+        raise BoundsError("sampling.top_p", 0.0, "above 0")
+    checks.bounded("sampling.stop_tokens", message.stop_tokens, MAX_STOP_TOKENS)
+    return Sampling(message.max_tokens, message.temperature, message.top_p, message.seed, tuple(message.stop_tokens))
+
+
+def contract_to_pb(contract: Contract) -> contract_pb2.Contract:
+    return json_format.ParseDict(contract.to_dict(), contract_pb2.Contract())
+
+
+def contract_from_pb(message: contract_pb2.Contract) -> Contract:
+    return Contract.from_dict(
+        json_format.MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    )
+
+
+def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
+    return common_pb2.NodeStatus(
+        name=peer_to_pb(status.name),
+        role=status.role,
+        pages=status.pages,
+        leases=status.leases,
+        requests=status.requests,
+        backend=status.backend,
+        lanes=status.lanes,
+        peers=status.peers,
+        contract=contract_to_pb(status.contract),
+        quarantine=status.quarantine,
+    )
+
+
+def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
+    checks.present(message, "name", "contract")
+    checks.bounded("pages", message.pages)
+    return NodeStatus(
+        name=peer_from_pb(message.name),
+        role=checks.name("role", message.role),
+        pages={checks.name("pages", key): count for key, count in message.pages.items()},
+        leases=message.leases,
+        requests=message.requests,
+        backend=checks.text("backend", message.backend),
+        lanes=_texts("lanes", message.lanes),
+        peers=_texts("peers", message.peers),
+        contract=contract_from_pb(message.contract),
+        quarantine=_texts("quarantine", message.quarantine),
+    )
+
+
+def router_status_to_pb(status: RouterStatus) -> router_pb2.RouterStatus:
+    return router_pb2.RouterStatus(prefill=status.prefill, decode=status.decode, requests=status.requests)
+
+
+def router_status_from_pb(message: router_pb2.RouterStatus) -> RouterStatus:
+    prefill, decode = _texts("prefill", message.prefill), _texts("decode", message.decode)
+    return RouterStatus(prefill, decode, message.requests)
+
+
+def _texts(field: str, values: Mapping[str, str]) -> dict[str, str]:
+    checks.bounded(field, values)
+    for key, value in values.items():
+        checks.within(f"{field}, characters of an entry", len(key) + len(value), 1, 8 * checks.MAX_TEXT)
+    return dict(values)

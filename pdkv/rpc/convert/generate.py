@@ -1,0 +1,83 @@
+"""Generate requests and the token stream.
+
+Guarantees: an address in a request is host:port and nothing that a resolver would take for another scheme.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pdkv.errors import BoundsError, ProtocolError
+from pdkv.ids import RequestId
+from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, Shipment, Token
+from pdkv.rpc.convert import checks
+from pdkv.rpc.convert.common import namespace_from_pb, namespace_to_pb, sampling_from_pb, sampling_to_pb
+from pdkv.v1 import decode_pb2
+
+FINISH_REASONS = ("length", "stop")
+
+
+def generate_request_to_pb(request: GenerateRequest) -> decode_pb2.GenerateRequest:
+    return decode_pb2.GenerateRequest(
+        request_id=request.request_id,
+        tokens=checks.tokens_raw(request.tokens),
+        sampling=sampling_to_pb(request.sampling),
+        namespace=namespace_to_pb(request.namespace),
+        prefill_address=request.prefill_address,
+        remaining_s=request.remaining_s,
+        want_logits=request.want_logits,
+        fault=request.fault,
+    )
+
+
+def generate_request_from_pb(message: decode_pb2.GenerateRequest) -> GenerateRequest:
+    checks.present(message, "sampling")
+    if message.prefill_address:
+        checks.matching("prefill_address", message.prefill_address, checks.ADDRESS)
+    return GenerateRequest(
+        request_id=RequestId(checks.name("request_id", message.request_id)),
+        tokens=checks.tokens_from(message.tokens),
+        sampling=sampling_from_pb(message.sampling),
+        namespace=namespace_from_pb(message.namespace),
+        prefill_address=message.prefill_address,
+        remaining_s=checks.duration_s("remaining_s", message.remaining_s),
+        want_logits=message.want_logits,
+        fault=checks.text("fault", message.fault, most=checks.MAX_NAME),
+    )
+
+
+def generate_event_to_pb(event: GenerateEvent) -> decode_pb2.GenerateEvent:
+    match event:
+        case Token():
+            return decode_pb2.GenerateEvent(token=decode_pb2.Token(**dataclasses.asdict(event)))
+        case GenerateDone():
+            return decode_pb2.GenerateEvent(done=decode_pb2.GenerateDone(**dataclasses.asdict(event)))
+
+
+def generate_event_from_pb(message: decode_pb2.GenerateEvent) -> GenerateEvent:
+    match message.WhichOneof("event"):
+        case "token":
+            token = message.token
+            if math.isnan(token.logprob):
+                raise BoundsError("logprob", token.logprob, "a number")
+            return Token(token.index, token.token, token.logprob, token.logits_digest)
+        case "done":
+            done = message.done
+            checks.present(done, "shipment")
+            return GenerateDone(
+                finish_reason=checks.one_of("finish_reason", done.finish_reason, FINISH_REASONS),
+                output_tokens=done.output_tokens,
+                shipment=_shipment_from_pb(done.shipment),
+                chunk_starts=checks.rising("chunk_starts", done.chunk_starts, checks.MAX_TOKENS),
+            )
+        case _:
+            raise ProtocolError("event is missing, or of a kind that is unknown here", field="event")
+
+
+def _shipment_from_pb(message: decode_pb2.Shipment) -> Shipment:
+    values = {f.name: getattr(message, f.name) for f in dataclasses.fields(Shipment)}
+    for name, value in values.items():
+        if name.endswith("_s"):
+            checks.elapsed_s(f"shipment.{name}", value)
+    return Shipment(**values)

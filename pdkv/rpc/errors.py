@@ -1,0 +1,120 @@
+"""PdkvError on one side, gRPC status on the other, and back.
+
+Guarantees: an error that pdkv raised arrives as the same class with the same words, fields and differences, over any
+number of hops; a status that pdkv didn't make becomes the class of its kind, or `RemoteError` with code and words;
+what is sent always fits the metadata limit. "Mine" in a difference stays the side that reported it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import cast
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from pdkv import errors
+from pdkv.errors import (
+    ContractMismatch,
+    DeadlineExceeded,
+    Difference,
+    PdkvError,
+    PeerLost,
+    RemoteError,
+    RequestCancelled,
+)
+from pdkv.v1 import common_pb2
+
+MAX_METADATA_BYTES = 128 << 10
+MAX_DETAIL_BYTES = 32 << 10
+"""Base64 makes it a third longer; the message stands beside it once more."""
+MAX_MESSAGE = 2048
+MAX_PARTS = 64
+"""Fields, and differences, of one error."""
+TEXT_LIMITS = (2048, 512, 96)
+
+KINDS: dict[str, type[PdkvError]] = {
+    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, PdkvError)
+}
+BARE: dict[grpc.StatusCode, type[PdkvError]] = {
+    grpc.StatusCode.UNAVAILABLE: PeerLost,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: RequestCancelled,
+}
+"""Statuses that gRPC itself makes."""
+
+
+def status_of(error: PdkvError) -> grpc.Status:
+    """The rich status that ends a call with `error`."""
+    detail = _detail(error)
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    code = grpc.StatusCode[error.status].value[0]
+    return rpc_status.to_status(status_pb2.Status(code=code, message=detail.message, details=[packed]))
+
+
+def error_from(failure: grpc.aio.AioRpcError, *, address: str, what: str) -> PdkvError:
+    """The error that a call to `address` ended with. Its `address` field names the node that it comes from: over
+    several hops, the last one of them."""
+    detail = _received(failure)
+    if detail is None:
+        kind = BARE.get(failure.code(), RemoteError)
+        words = f"{what} at {address}: {failure.code().name}: {failure.details()}"
+        return kind(words, address=address, code=failure.code().name)
+    error = _rebuilt(detail, failure.code().name)
+    error.fields = {"address": address, **error.fields}
+    return error
+
+
+def _detail(error: PdkvError) -> common_pb2.ErrorDetail:
+    """With texts cut shorter and shorter until it fits."""
+    for limit in TEXT_LIMITS:
+        detail = common_pb2.ErrorDetail(
+            kind=error.kind if error.kind in KINDS else "PdkvError",
+            message=_cut(str(error), min(limit, MAX_MESSAGE)),
+            fields={_cut(k, limit): _cut(v, limit) for k, v in list(error.fields.items())[:MAX_PARTS]},
+            differences=[
+                common_pb2.Difference(
+                    field=_cut(d.field, limit), mine=_cut(d.mine, limit), theirs=_cut(d.theirs, limit), rule=d.rule
+                )
+                for d in error.differences[:MAX_PARTS]
+            ],
+        )
+        if detail.ByteSize() <= MAX_DETAIL_BYTES:
+            break
+    return detail
+
+
+def _cut(text: str, limit: int) -> str:
+    """Also makes it sendable: gRPC's details are text of one line."""
+    line = text.encode("utf-8", "replace").decode().replace("\n", " ").strip()
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def _received(failure: grpc.aio.AioRpcError) -> common_pb2.ErrorDetail | None:
+    """pdkv's detail, if the status has a whole one."""
+    detail = common_pb2.ErrorDetail()
+    try:
+        status = rpc_status.from_call(cast(grpc.Call, failure))
+        found = status is not None and any(packed.Unpack(detail) for packed in status.details)
+    except (ValueError, DecodeError):
+        return None
+    return detail if found else None
+
+
+def _rebuilt(detail: common_pb2.ErrorDetail, code: str) -> PdkvError:
+    """Classes have constructors of their own, so this one fills what all have in common."""
+    kind = KINDS.get(detail.kind, RemoteError)
+    error: PdkvError
+    if issubclass(kind, ContractMismatch):
+        error = kind([Difference(d.field, d.mine, d.theirs, d.rule) for d in detail.differences])
+    else:
+        error = kind.__new__(kind)
+        PdkvError.__init__(error, detail.message)
+    error.fields = dict(detail.fields)
+    if kind is RemoteError:
+        error.fields = {"code": code, "kind": detail.kind, **error.fields}
+    return error

@@ -1,0 +1,187 @@
+"""The gRPC server of a node or router.
+
+Guarantees: a malformed message or a failing call ends that call, never the server; when a client cancels, its deadline
+passes or it goes away, the event stream behind the call is closed before the call ends; `remaining_s` bounds a stream
+even if the client set no deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pdkv.node.flow import deadline
+from pdkv.node.messages import (
+    GenerateEvent,
+    GenerateRequest,
+    LeaseCall,
+    NodeIntro,
+    NodeStatus,
+    PrefillEvent,
+    PrefillRequest,
+    RouterStatus,
+)
+from pdkv.rpc.convert import common, generate, intro, prefill
+from pdkv.rpc.convert.checks import require_sendable
+from pdkv.rpc.interceptors import ErrorInterceptor
+from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
+from pdkv.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2, router_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PrefillService(Protocol):
+    """`pdkv.node.prefill.PrefillNode`, as served."""
+
+    async def connect(self, intro: NodeIntro) -> NodeIntro: ...
+    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]: ...
+    async def renew_lease(self, call: LeaseCall) -> float: ...
+    async def release_lease(self, call: LeaseCall) -> None: ...
+    def status(self) -> NodeStatus: ...
+
+
+class GenerateService(Protocol):
+    """What a decode node and a router have in common."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]: ...
+
+
+class DecodeService(GenerateService, Protocol):
+    """`pdkv.node.decode.DecodeNode`, as served."""
+
+    def status(self) -> NodeStatus: ...
+
+
+class RouterService(GenerateService, Protocol):
+    """`pdkv.router.service.Router`, as served."""
+
+    def status(self) -> RouterStatus: ...
+
+
+# Streams are coroutines that write: gRPC would leave an async generator open when its call is cancelled in a write.
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
+    def __init__(self, node: PrefillService) -> None:
+        self._node = node
+
+    async def Connect(self, request: prefill_pb2.Introduction, context: Context) -> prefill_pb2.Introduction:
+        reply = intro.introduction_to_pb(await self._node.connect(intro.introduction_from_pb(request)))
+        require_sendable(reply, "Connect")
+        return reply
+
+    async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Context) -> None:  # type: ignore[override]
+        asked = prefill.prefill_request_from_pb(request)
+        envelope = common.reply_envelope(asked.envelope)
+        async with deadline(asked.remaining_s, "Prefill"), aclosing(self._node.prefill(asked)) as events:
+            async for event in events:
+                await _write(context, prefill.prefill_event_to_pb(event, envelope))
+
+    async def RenewLease(self, request: prefill_pb2.LeaseCall, context: Context) -> prefill_pb2.LeaseReply:
+        call = prefill.lease_call_from_pb(request)
+        ttl_s = await self._node.renew_lease(call)
+        return prefill.lease_reply_to_pb(common.reply_envelope(call.envelope), ttl_s)
+
+    async def ReleaseLease(self, request: prefill_pb2.LeaseCall, context: Context) -> prefill_pb2.LeaseReply:
+        call = prefill.lease_call_from_pb(request)
+        await self._node.release_lease(call)
+        return prefill.lease_reply_to_pb(common.reply_envelope(call.envelope), 0.0)
+
+    async def Status(self, request: common_pb2.StatusRequest, context: Context) -> common_pb2.NodeStatus:
+        return common.status_to_pb(self._node.status())
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServicer):
+    def __init__(self, node: DecodeService) -> None:
+        self._node = node
+
+    async def Generate(self, request: decode_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        await _generate(self._node, request, context)
+
+    async def Status(self, request: common_pb2.StatusRequest, context: Context) -> common_pb2.NodeStatus:
+        return common.status_to_pb(self._node.status())
+
+
+class RouterServicer(router_pb2_grpc.RouterServicer):
+    def __init__(self, router: RouterService) -> None:
+        self._router = router
+
+    async def Generate(self, request: decode_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        await _generate(self._router, request, context)
+
+    async def Status(self, request: common_pb2.StatusRequest, context: Context) -> router_pb2.RouterStatus:
+        return common.router_status_to_pb(self._router.status())
+
+
+async def _generate(node: GenerateService, request: decode_pb2.GenerateRequest, context: Context) -> None:
+    asked = generate.generate_request_from_pb(request)
+    async with deadline(asked.remaining_s, "Generate"), aclosing(node.generate(asked)) as events:
+        async for event in events:
+            await _write(context, generate.generate_event_to_pb(event))
+
+
+async def _write(context: Context, event: prefill_pb2.PrefillEvent | decode_pb2.GenerateEvent) -> None:
+    require_sendable(event, type(event).__name__)
+    await context.write(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a process serves: one of them, or several in tests and small deployments."""
+
+    prefill: PrefillService | None = None
+    decode: DecodeService | None = None
+    router: RouterService | None = None
+
+
+class GrpcServer:
+    """Listens from `start` to `stop`; SERVING by its own health service unless told otherwise."""
+
+    def __init__(self, endpoint: Endpoint, services: Services, *, insecure: bool = False) -> None:
+        """Call it in the loop that will serve. Raises `ConfigError` if plain text was not asked for by name, if the
+        address can't be bound, or if what would be advertised is a wildcard."""
+        advertised(endpoint, 0)
+        self._server = make_server([ErrorInterceptor()])
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names = self._add(services)
+        reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self.port = open_port(self._server, endpoint.bind, insecure=insecure)
+        self.address = advertised(endpoint, self.port)
+        """host:port for others."""
+
+    def _add(self, services: Services) -> list[str]:
+        names = []
+        if services.prefill is not None:
+            prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(services.prefill), self._server)
+            names.append(prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name)
+        if services.decode is not None:
+            decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(services.decode), self._server)
+            names.append(decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name)
+        if services.router is not None:
+            router_pb2_grpc.add_RouterServicer_to_server(RouterServicer(services.router), self._server)
+            names.append(router_pb2.DESCRIPTOR.services_by_name["Router"].full_name)
+        return names
+
+    async def start(self) -> str:
+        """Returns the advertised address once the server listens."""
+        await self._server.start()
+        await self.set_serving(serving=True)
+        return self.address
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """What the health service answers, for the whole server and for each of its services."""
+        states = health_pb2.HealthCheckResponse
+        for name in ("", *self._names):
+            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING at once, no new calls; running ones have `grace_s` to end and are then cancelled."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
