@@ -31,7 +31,7 @@ _UNITS = {"": 1, **_DECIMAL, **_BINARY}
 
 def parse_bytes(text: str | int, field: str = "bytes") -> int:
     """A count of bytes from 4096, "4096", "64 MiB" (1024^2) or "55GB" (1000^3). Raises `ConfigError` naming `field`."""
-    match = re.fullmatch(r"(\d+)(\.\d+)?\s*([A-Za-z]*)", str(text).strip())
+    match = re.fullmatch(r"([0-9]+)(\.[0-9]+)?\s*([A-Za-z]*)", str(text).strip())
     unit = _UNITS.get(match[3].upper()) if match else None
     if not match or unit is None or (match[2] and unit == 1):
         raise ConfigError(field, text, "a count of bytes such as 4096, 64MiB or 55GB")

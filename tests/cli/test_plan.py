@@ -1,0 +1,127 @@
+"""`pdkv plan` prints the golden ledger's figures, and its exit code says whether they fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdkv.cli.app import run
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "ledger.json").read_text("utf-8"))
+
+
+def plan(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        run(["plan", *args])
+    return ended.value.code
+
+
+def planned(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
+    assert plan(*args, "--json") == code
+    made = json.loads(capsys.readouterr().out)
+    assert isinstance(made, dict)
+    return made
+
+
+def test_glm(capsys: pytest.CaptureFixture[str]) -> None:
+    want, made = GOLDEN["glm-5.3"], planned(capsys, "--model", "glm-5.3")
+    assert made["bytes_per_token"] == {"main": 51168, "index": 2772, "total": want["bytes_per_token"]}
+    assert made["bytes_per_page"]["total"] == want["bytes_per_page"]
+    assert len(made["full_layers"]) == want["full_layers"]
+    assert [
+        {
+            "tokens": c["tokens"],
+            "pages": c["pages"],
+            "main_bytes": c["bytes"]["main"],
+            "index_bytes": c["bytes"]["index"],
+            "total_bytes": c["bytes"]["total"],
+        }
+        for c in made["contexts"]
+    ] == want["contexts"]
+    assert round(made["contexts"][-1]["seconds"], 4) == GOLDEN["1m request"]["total_seconds_at_400gbps"]
+    assert made["pool"] is None
+
+
+def test_the_table_has_the_same_figures(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # figures are not cut off where the terminal is narrow
+    monkeypatch.setenv("COLUMNS", "40")
+    assert plan("--model", "glm-5.3", "--memory", "56000000000") == 3
+    out = capsys.readouterr().out
+    for context in GOLDEN["glm-5.3"]["contexts"]:
+        for figure in context.values():
+            assert f"{figure:,}" in out
+    assert "16,220 pages" in out
+    assert "168 pages short, 577,450,240 B more" in out
+
+
+@pytest.mark.parametrize("want", GOLDEN["pool sizes"], ids=lambda w: str(w["available_bytes"]))
+def test_fit(want: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "glm-5.3", "--context", "1048576", "--memory", str(want["available_bytes"]))
+    for output, fits in (
+        ("0", want["fits_1048576_tokens"]),
+        ("256", want["fits_1048576_prompt_plus_256_output"]),
+    ):
+        made = planned(capsys, *args, "--output-tokens", output, code=0 if fits else 3)
+        pool, fit = made["pool"], made["contexts"][0]["fit"]
+        assert (pool["usable_pages"], pool["usable_tokens"]) == (want["usable_pages"], want["usable_tokens"])
+        assert pool["fits"] == fit["fits"] == fits
+        assert fit["missing_pages"] == max(fit["needed_pages"] - want["usable_pages"], 0)
+
+
+def test_missing_bytes_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "glm-5.3", "--context", "1048576", "--memory")
+    short = planned(capsys, *args, "55GB", code=3)["contexts"][0]["fit"]["missing_bytes"]
+    assert planned(capsys, *args, str(55 * 10**9 + short))["pool"]["fits"]
+    planned(capsys, *args, str(55 * 10**9 + short - 1), code=3)
+
+
+@pytest.mark.parametrize("args", [("--model", "glm-5.3-mtp"), ("--model", "glm-5.3", "--draft-layers", "1")])
+def test_draft_layers(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    want = GOLDEN["glm-5.3 with one MTP layer (own main KV and own index-K)"]
+    made = planned(capsys, *args)
+    assert made["bytes_per_token"]["total"] == want["bytes_per_token"]
+    assert (made["bytes_per_page"]["total"], made["segments"]) == (want["bytes_per_page"], want["regions"])
+
+
+def test_other_rows_rates_and_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "glm-5.3", "--main-row", "bf16", "--gbps", "200", "--context", "1", "--context", "65")
+    made = planned(capsys, *args)
+    assert made["bytes_per_page"]["total"] == GOLDEN["glm-5.3, main row 1152 B"]["bytes_per_page"]
+    assert [c["pages"] for c in made["contexts"]] == [1, 2]
+    assert made["contexts"][0]["seconds"] == pytest.approx(5_928_192 * 8 / 200e9)
+
+
+def test_a_config_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pdkv.geometry.model_config import load_config
+
+    config = {**load_config("glm-5.3"), "index_kpool": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    made = planned(capsys, "--model", str(tmp_path))
+    want = GOLDEN["glm-5.3, index_kpool 2 (page 128 tokens, index page still 64 rows)"]
+    assert made["bytes_per_token"]["index"] == want["index_bytes_per_token"]
+    assert made["page_tokens"] == 128
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        (("--model", "glm-9"), "model"),
+        (("--model", "glm-5.3", "--memory", "lots"), "memory"),
+        (("--model", "glm-5.3", "--main-row", "int8"), "main_row"),
+        (("--model", "glm-5.3", "--context", "0"), "context"),
+        (("--model", "glm-5.3", "--gbps", "0"), "gbps"),
+        (("--model", "glm-5.3", "--output-tokens", "-1"), "output_tokens"),
+        (("--model", "glm-5.3", "--draft-layers", "-1"), "draft_layers"),
+    ],
+)
+def test_bad_input_is_named(args: tuple[str, ...], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(*args) == 2
+    assert capsys.readouterr().err.startswith(f"pdkv: ConfigError: {field}: ")
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--help") == 0
+    out = capsys.readouterr().out
+    assert "Examples" in out
+    assert "pdkv plan --model glm-5.3" in out
