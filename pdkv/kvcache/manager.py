@@ -1,0 +1,330 @@
+"""The one owner of pages and tree: everything that happens to a page happens here, to both of its caches at once.
+
+Guarantees, after every call, whether it returned or raised:
+- free + reserved + cached + private + quarantined = all pages; no page has two holders; `check` recounts it;
+- a page gets a new holder only when nobody can write to it any more: a caller that can't prove it says so
+  (`quarantine`, or `writers=True`), and such pages stay out until it can;
+- a page's generation has moved, and its row is no longer sealed, before a new holder hears of it;
+- matching, locking and reserving are one step: it succeeds, or it raises and nothing has changed;
+- what is in the tree was verified for a live reservation, and extends what that reservation had committed before.
+
+A page's life, and who holds it:
+
+    free ─reserve─► reserved ─commit─► cached ─(evicted by a later reserve)─► reserved of another
+                        │  └─take_private─► private ─end, drop_lease─► free      (a duplicate too: see commit)
+                        └─quarantine─► quarantined ─release_quarantine─► free
+
+Not thread-safe: one thread calls it. Each call costs the pages and tree nodes it touches, never the pool or the tree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pdkv.errors import (
+    BoundsError,
+    CapacityError,
+    DuplicateRequest,
+    NeverFits,
+    ProtocolError,
+    ReservationDead,
+)
+from pdkv.ids import LeaseId, LocalPages, PageHashes, ReservationId, UInt64Array
+from pdkv.kvcache.allocator import PageAllocator
+from pdkv.kvcache.audit import audit
+from pdkv.kvcache.eviction import EvictionOrder
+from pdkv.kvcache.ownership import Ownership, PageState
+from pdkv.kvcache.pool import SlotPool
+from pdkv.kvcache.radix_tree import Node, RadixTree
+from pdkv.kvcache.reservation import HeldBack, LeasedPages, Reservation
+from pdkv.kvcache.verifier import VerifiedPages
+
+__all__ = ["CacheManager", "Reservation"]
+
+_OWN = (PageState.RESERVED, PageState.PRIVATE)
+_LOCAL_WRITER = "a local writer may still run"
+
+
+class CacheManager:
+    """Owner of the pages of one pool, of its page table and of the tree of cached ones."""
+
+    def __init__(self, pool: SlotPool, *, order: EvictionOrder | None = None) -> None:
+        self.pool = pool
+        self.table = pool.table
+        self.tree = RadixTree(pool.num_pages, order)
+        self.allocator = PageAllocator(pool.num_pages)
+        self.ownership = Ownership(pool.num_pages)
+        self.reservations: dict[ReservationId, Reservation] = {}
+        """The live ones."""
+        self.leased: dict[LeaseId, LeasedPages] = {}
+        self.held_back: dict[ReservationId, HeldBack] = {}
+        self._digests = np.zeros((pool.num_pages, 2), np.uint64)
+        self._last_holder = 0
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    def census(self) -> dict[str, int]:
+        """Pages: free, reserved, cached, private, quarantined, total."""
+        return self.ownership.census()
+
+    def quarantine_reasons(self) -> dict[ReservationId, str]:
+        """Why pages are held back, by the reservation they were reserved for."""
+        return {of: f"{held.pages} pages: {'; '.join(held.reasons)}" for of, held in self.held_back.items()}
+
+    def hashes(self, pages: LocalPages) -> PageHashes:
+        """Of sealed pages, to announce them; a tail's is its tail hash. Raises `BoundsError` on an unsealed one."""
+        self._require_sealed(pages)
+        return self.table.hashes(pages)
+
+    def generations(self, pages: LocalPages) -> UInt64Array:
+        """uint64 [pages] of sealed pages, to announce them. Raises `BoundsError` on an unsealed one."""
+        self._require_sealed(pages)
+        return self.table.generations(pages)
+
+    def digests(self, pages: LocalPages) -> UInt64Array:
+        """uint64 [pages, 2] (main, index), as they were when sealed. Raises `BoundsError` on an unsealed one."""
+        self._require_sealed(pages)
+        found: UInt64Array = self._digests[pages.array]
+        return found
+
+    # --- a request ------------------------------------------------------------------------------------------------
+
+    def reserve(self, hashes: PageHashes, total_pages: int, *, max_hit_pages: int, drop_pages: int = 0) -> Reservation:
+        """Find, lock and reserve the `total_pages` pages of a request whose prompt has the full pages `hashes`.
+
+        At most `max_hit_pages` are taken from the tree; then `drop_pages` fewer than were found (the drop-page rule).
+        Raises `NeverFits` if the pool is smaller, `CapacityError` if too few pages are free or evictable now,
+        `BoundsError` if the sequence is shorter than its prompt or a limit is negative.
+        """
+        if min(max_hit_pages, drop_pages) < 0 or total_pages < max(len(hashes), 1):
+            have = f"{total_pages} in all, {len(hashes)} of the prompt, hit at most {max_hit_pages} less {drop_pages}"
+            raise BoundsError("pages to reserve", have, "at least the prompt's, at least 1, no negative limit")
+        usable = self.pool.num_pages - 1
+        if total_pages > usable:
+            raise NeverFits(
+                f"{total_pages} pages wanted, the whole pool has {usable}", wanted=total_pages, total=usable
+            )
+        match = self.tree.match(hashes, limit=max_hit_pages)
+        if drop_pages and match.pages.size:
+            match = self.tree.match(hashes, limit=max(match.pages.size - drop_pages, 0))
+        wanted = total_pages - match.pages.size
+        evictable = self.tree.evictable - self.tree.would_lock(match)
+        short = wanted - self.allocator.free_count
+        if short > evictable:
+            raise self._no_room(wanted, evictable)
+        node = self.tree.boundary(match)
+        self.tree.lock(node)
+        if short > 0:
+            self._evict(short)
+        hit = LocalPages.checked(match.pages, self.pool.num_pages)
+        return self._keep(hashes, hit, self.allocator.allocate(wanted), node)
+
+    def commit(self, verified: VerifiedPages) -> LocalPages:
+        """Seal verified pages and put them into the tree; the reservation's lock then covers them.
+
+        Returns the pages that stand in the tree for these hashes: what to announce. If another request was faster, the
+        tree keeps that one's page, and this reservation's own stays its private one until it ends.
+
+        Raises `ReservationDead` if it has ended, `BoundsError` if the pages are not its reserved pages right after its
+        committed prefix, `ProtocolError` if their hashes are not those of its prompt. Nothing is committed then.
+        """
+        reservation = self.reservations.get(verified.reservation)
+        if reservation is None:
+            raise ReservationDead(f"reservation {verified.reservation} has ended", reservation=verified.reservation)
+        first, count = verified.first_index, len(verified.pages)
+        if first != reservation.committed:
+            raise BoundsError("first page to commit", first, f"{reservation.committed}: the next after the last one")
+        self._require_place(reservation, verified)
+        self.ownership.require(verified.pages, reservation.id, PageState.RESERVED)
+        if reservation.hashes.part(first, first + count) != verified.hashes:
+            raise ProtocolError("the hashes of pages to commit are not those of the prompt", first_index=first)
+        inserted = self.tree.insert(verified.hashes, verified.pages.array, below=reservation.node)
+        self.tree.extend_lock(reservation.node, inserted.node)
+        reservation.node = inserted.node
+        reservation.committed += count
+        known = inserted.existing.size
+        new = verified.pages[known:]
+        self.table.seal(new, verified.hashes.part(known, count))
+        self._digests[new.array] = verified.digests[known:]
+        self.ownership.move(new.array, PageState.RESERVED, PageState.CACHED)
+        self.ownership.move(verified.pages.array[:known], PageState.RESERVED, PageState.PRIVATE, holder=reservation.id)
+        return LocalPages.checked(np.concatenate((inserted.existing, new.array)), self.pool.num_pages)
+
+    def take_private(self, reservation: Reservation, pages: LocalPages) -> None:
+        """Reserved pages become private ones, for a tail or for output: they never reach the tree.
+
+        Raises `ReservationDead`, or `BoundsError` if one is not a reserved page of it; nothing is taken then.
+        """
+        self._require_live(reservation)
+        self.ownership.require(pages, reservation.id, PageState.RESERVED)
+        self.ownership.move(pages.array, PageState.RESERVED, PageState.PRIVATE, holder=reservation.id)
+
+    def seal_private(self, reservation: Reservation, verified: VerifiedPages) -> None:
+        """Make private pages readable by peers under their hash (a tail's is its tail hash); they stay private.
+
+        Raises `ReservationDead`, or `BoundsError` if they are not private pages of it at that place of its sequence, or
+        are sealed already; nothing is sealed then.
+        """
+        self._require_live(reservation)
+        self._require_place(reservation, verified)
+        self.ownership.require(verified.pages, reservation.id, PageState.PRIVATE)
+        self.table.seal(verified.pages, verified.hashes)
+        self._digests[verified.pages.array] = verified.digests
+
+    def reopen_private(self, reservation: Reservation, pages: LocalPages) -> None:
+        """To be called before sealed private pages are written to again: peers can't take them for what they were.
+
+        Raises `ReservationDead`, or `BoundsError` if one is not a private page of it.
+        """
+        self._require_live(reservation)
+        self.ownership.require(pages, reservation.id, PageState.PRIVATE)
+        self.table.bump(pages)
+
+    def end(self, reservation: Reservation, *, writers: bool = False) -> LocalPages:
+        """The request is over: unlock what it hit and committed, and free its other pages. A second call does nothing.
+
+        Without `writers` the caller states that nobody writes any more, to any page that was not given to `quarantine`
+        before. With it, a local engine step or kernel may still write to them: they are quarantined, and returned, for
+        `release_quarantine` when that step has completed.
+        """
+        if not reservation.alive:
+            return LocalPages.none()
+        self._require_live(reservation)
+        reservation.alive = False
+        del self.reservations[reservation.id]
+        self.tree.unlock(reservation.node)
+        own = self._of(reservation, *_OWN)
+        if writers:
+            self._hold_back(reservation, own, _LOCAL_WRITER)
+            return own
+        for state in _OWN:
+            self._free(self._of(reservation, state), state)
+        return LocalPages.none()
+
+    # --- pages that somebody may still write to -------------------------------------------------------------------
+
+    def quarantine(self, reservation: Reservation, pages: LocalPages, reason: str) -> None:
+        """Hold pages back because a read into them has no proven end; they outlive the reservation.
+
+        Raises `ReservationDead` (the pages are gone: it came too late), or `BoundsError` if one is not a reserved or
+        private page of it; nothing is held back then.
+        """
+        self._require_live(reservation)
+        self.ownership.require(pages, reservation.id, *_OWN)
+        self._hold_back(reservation, pages, reason)
+
+    def release_quarantine(self, reservation: Reservation, pages: LocalPages) -> None:
+        """Free pages of a reservation, ended or not: nobody can write to them any more, that is proved.
+
+        Raises `BoundsError` if one is not in quarantine for this reservation (any more); nothing is freed then.
+        """
+        self.ownership.require(pages, reservation.id, PageState.QUARANTINED)
+        if not len(pages):
+            return
+        self._free(pages, PageState.QUARANTINED)
+        held = self.held_back[reservation.id]
+        held.pages -= len(pages)
+        if not held.pages:
+            del self.held_back[reservation.id]
+
+    # --- pages that a peer may read after the request has ended ------------------------------------------------------
+
+    def hand_over(self, reservation: Reservation, lease_id: LeaseId) -> None:
+        """Let a lease keep what the reservation has now: a lock of its own on all pages hit and committed, and its
+        sealed private pages, which leave the reservation.
+
+        Raises `ReservationDead`, or `DuplicateRequest` if that lease keeps pages already.
+        """
+        self._require_live(reservation)
+        if lease_id in self.leased:
+            raise DuplicateRequest(f"lease {lease_id} keeps pages already", lease=lease_id)
+        private = self._of(reservation, PageState.PRIVATE)
+        sealed = LocalPages.checked(private.array[self.table.sealed(private)], self.pool.num_pages)
+        holder = self._new_holder()
+        self.tree.lock(reservation.node)
+        self.ownership.move(sealed.array, PageState.PRIVATE, PageState.PRIVATE, holder=holder)
+        self.leased[lease_id] = LeasedPages(holder, reservation.node, sealed)
+
+    def drop_lease(self, lease_id: LeaseId) -> bool:
+        """The lease has ended: cached pages stay, evictable; its private pages are freed. True if it kept any."""
+        kept = self.leased.pop(lease_id, None)
+        if kept is None:
+            return False
+        self.tree.unlock(kept.node)
+        self._free(kept.private, PageState.PRIVATE)
+        return True
+
+    # --- the moves ------------------------------------------------------------------------------------------------
+
+    def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node) -> Reservation:
+        """Hand out allocated pages, evicted or free ones: their rows are void before anybody hears of them."""
+        self.table.bump(pages)
+        holder = ReservationId(self._new_holder())
+        self.ownership.move(pages.array, PageState.FREE, PageState.RESERVED, holder=holder)
+        sequence = LocalPages.join([hit, pages])
+        reservation = Reservation(holder, hashes, hit, pages, sequence, node, committed=len(hit))
+        self.reservations[holder] = reservation
+        return reservation
+
+    def _evict(self, count: int) -> None:
+        pages = LocalPages.checked(self.tree.evict(count), self.pool.num_pages)
+        self._free(pages, PageState.CACHED)
+
+    def _free(self, pages: LocalPages, state: PageState) -> None:
+        """A free page has no sealed row: who still reads it finds out."""
+        self.table.bump(pages)
+        self.ownership.move(pages.array, state, PageState.FREE)
+        self.allocator.free(pages)
+
+    def _hold_back(self, reservation: Reservation, pages: LocalPages, reason: str) -> None:
+        if not len(pages):
+            return
+        self.table.bump(pages)  # a sealed tail among them may change now
+        for state in _OWN:
+            some = pages.array[self.ownership.held(pages, reservation.id, state)]
+            self.ownership.move(some, state, PageState.QUARANTINED, holder=reservation.id)
+        held = self.held_back.setdefault(reservation.id, HeldBack(0, []))
+        held.pages += len(pages)
+        if reason not in held.reasons:
+            held.reasons.append(reason)
+
+    def _of(self, reservation: Reservation, *states: PageState) -> LocalPages:
+        """The reservation's own pages in these states."""
+        mine = self.ownership.held(reservation.pages, reservation.id, *states)
+        return LocalPages.checked(reservation.pages.array[mine], self.pool.num_pages)
+
+    def _require_live(self, reservation: Reservation) -> None:
+        if self.reservations.get(reservation.id) is not reservation:
+            raise ReservationDead(f"reservation {reservation.id} has ended", reservation=reservation.id)
+
+    def _require_place(self, reservation: Reservation, verified: VerifiedPages) -> None:
+        first, stop = verified.first_index, verified.first_index + len(verified.pages)
+        if verified.reservation != reservation.id or reservation.sequence[first:stop] != verified.pages:
+            have = f"{verified.pages} at {first} for reservation {verified.reservation}"
+            raise BoundsError("verified pages", have, f"those of reservation {reservation.id} at that place, in order")
+
+    def _require_sealed(self, pages: LocalPages) -> None:
+        unsealed = pages.array[~self.table.sealed(pages)]
+        if unsealed.size:
+            raise BoundsError("page to announce", int(unsealed[0]), "a sealed page")
+
+    def _new_holder(self) -> int:
+        """Never given twice, to reservations and leases alike: an old one finds nothing of its own in a reused page."""
+        self._last_holder += 1
+        return self._last_holder
+
+    def _no_room(self, wanted: int, evictable: int) -> CapacityError:
+        census = self.census()
+        census["locked"] = census["cached"] - evictable
+        return CapacityError(
+            f"{wanted} pages wanted, {census['free']} free and {evictable} evictable",
+            wanted=wanted,
+            evictable=evictable,
+            **census,
+        )
+
+    # --- the laws -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recount everything; raises `IntegrityError`. Costs pool and tree: for tests and `pdkv doctor`."""
+        audit(self)

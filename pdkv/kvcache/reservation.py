@@ -1,0 +1,55 @@
+"""What the cache manager remembers of a request, of a lease and of pages held back.
+
+Guarantees: plain records; only the manager makes and changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdkv.errors import BoundsError
+from pdkv.ids import LocalPages, PageHashes, ReservationId
+from pdkv.kvcache.radix_tree import Node
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """A request's pages, from `reserve` to `end`."""
+
+    id: ReservationId
+    hashes: PageHashes
+    """Of the prompt's full pages."""
+    hit: LocalPages
+    """Pages of the prompt's beginning that the tree had: locked, sealed, not to be written."""
+    pages: LocalPages
+    """The new ones: page i of the sequence is `pages[i - len(hit)]`."""
+    sequence: LocalPages
+    """All of them: page i of the sequence is `sequence[i]`."""
+    node: Node
+    """Where the locked path ends: the last page that was hit or committed."""
+    committed: int
+    """Pages of the prompt, from its beginning, that are in the tree: those that were hit, then those committed."""
+    alive: bool = True
+
+    def page_of(self, index: int) -> int:
+        """Local id of page `index` of the sequence. Raises `BoundsError` past its end."""
+        if not 0 <= index < len(self.sequence):
+            raise BoundsError("page index", index, f"0 to {len(self.sequence) - 1}")
+        return int(self.sequence.array[index])
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedPages:
+    """What a lease keeps readable: a locked path of the tree, and pages that only it holds."""
+
+    holder: int
+    node: Node
+    private: LocalPages
+
+
+@dataclass(slots=True)
+class HeldBack:
+    """Quarantined pages of one reservation, which may have ended."""
+
+    pages: int
+    reasons: list[str]
