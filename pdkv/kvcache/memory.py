@@ -1,8 +1,9 @@
 """Memory for a pool's buffers: mapped here, or taken from torch.
 
 Guarantees: addresses are stable until `close`; nothing is touched, so an anonymous pool costs memory only where it is
-written; mapped buffers start on a 2 MiB edge, because a huge page can't lie elsewhere; what the system made of the
-request for huge pages is told as it is.
+written; anonymous buffers start on a 2 MiB edge, because a huge page can't lie elsewhere (for files the kernel chooses
+the address, and each buffer starts on a 2 MiB edge of the file); what the system made of the request for huge pages is
+told as it is.
 
 No tensor ever outlives its memory: each tensor holds a reference to the mapping it was cut from (through numpy, whose
 arrays keep the exporting buffer alive), and the mapping is undone by its own destructor. So `close` gives this object's
@@ -27,8 +28,8 @@ from pdkv.errors import BoundsError, ConfigError
 from pdkv.geometry.page_layout import Memory
 
 MemoryKind = Literal["anonymous", "shared", "file", "torch"]
-"""anonymous: private to the process. shared: a memfd. file: `path`, which stays (a file of a hugetlbfs works). torch:
-`device`'s allocator, not zeroed."""
+"""anonymous: private to the process. shared: a memfd. file: `path`, which stays. torch: from torch's allocator of a
+device, not zeroed."""
 HUGE_PAGE_BYTES = 2 << 20
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
 
@@ -100,17 +101,17 @@ def allocate(
         raise ConfigError("memory path", str(path), "a path for kind file, none for the others")
     if kind == "torch":
         return _from_torch(buffer_bytes, device)
-    if torch.device(device).type != "cpu":
+    if device != "cpu":
         raise ConfigError("memory", kind, f"torch, for device {device}")
     sizes = [-(-n // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES for n in buffer_bytes]
     starts = list(accumulate(sizes, initial=0))
     try:
         region, huge = _map(kind, starts[-1] + HUGE_PAGE_BYTES, path)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigError("pool bytes", starts[-1], f"what the system grants ({error})") from error
     base = region.ctypes.data
-    skew = -base % HUGE_PAGE_BYTES
-    spans = [(skew + s, n) for s, n in zip(starts, buffer_bytes, strict=False)]
+    skew = -base % HUGE_PAGE_BYTES if kind == "anonymous" else 0
+    spans = [(skew + start, n) for start, n in zip(starts, buffer_bytes, strict=False)]
     buffers = [torch.from_numpy(region[start : start + n]) for start, n in spans]
     return PoolMemory(kind, buffers, [base + start for start, _ in spans], huge)
 

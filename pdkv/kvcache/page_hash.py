@@ -90,8 +90,6 @@ def event_ids(hashes: PageHashes) -> list[int]:
     return ids
 
 
-
-
 def _hash_bytes(what: str, value: bytes) -> bytes:
     if len(value) != HASH_BYTES:
         raise BoundsError(f"{what}, bytes", len(value), HASH_BYTES)

@@ -144,9 +144,12 @@ class SlotPool:
 
     def zero(self, pages: LocalPages) -> None:
         """Zero every byte of these pages, in both caches."""
-        ids = _index(pages, self.memory.buffers[0].device)
         for piece in self._page_pieces:
-            self.piece_view(piece).index_fill_(0, ids, 0)
+            view = self.piece_view(piece)
+            if view.device.type == "cpu":
+                view.numpy()[pages.array] = 0  # ten times faster than torch's index_fill_ here
+            else:
+                view.index_fill_(0, torch.from_numpy(pages.array.astype(np.int64)).to(view.device), 0)
 
     def zero_tail(self, page: int, from_token: int) -> None:
         """Zero the slots [from_token, page_tokens) of a page: main rows, index keys and index scales of all layers.
@@ -194,7 +197,3 @@ def _pieces(fmt: PageFormat, placement: Placement, groups: tuple[Group, ...]) ->
         else:
             pieces.append(Piece(at.buffer, at.offset, at.stride, segment.length))
     return tuple(pieces)
-
-
-def _index(pages: LocalPages, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(pages.array.astype(np.int64)).to(device)

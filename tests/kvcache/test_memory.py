@@ -1,0 +1,130 @@
+"""Where buffers come from, how they are aligned, and that no tensor outlives its memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdkv.errors import BoundsError, ConfigError
+from pdkv.kvcache import memory as memory_module
+from pdkv.kvcache.memory import HUGE_PAGE_BYTES, MemoryKind, PoolMemory, allocate
+
+SIZES = (5000, 0, HUGE_PAGE_BYTES + 1)
+
+
+def make(kind: MemoryKind, tmp_path: Path) -> PoolMemory:
+    return allocate(SIZES, kind=kind, path=tmp_path / "pool" if kind == "file" else None)
+
+
+def mapped(address: int) -> bool:
+    spans = (line.split(" ", 1)[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(low, 16) <= address < int(high, 16) for low, high in spans)
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "shared", "file", "torch"])
+def test_buffers_are_what_was_asked_for(kind: MemoryKind, tmp_path: Path) -> None:
+    memory = make(kind, tmp_path)
+    assert [b.numel() for b in memory.buffers] == list(SIZES)
+    assert memory.buffer_bytes == SIZES
+    assert all(b.dtype is torch.uint8 and b.dim() == 1 and b.is_contiguous() for b in memory.buffers)
+    assert [b.data_ptr() for b in memory.buffers if b.numel()] == [memory.addresses[0], memory.addresses[2]]
+    assert (memory.kind, memory.memory, memory.device_index) == (kind, "DRAM", 0)
+    memory.buffers[0][-1] = 7
+    assert memory.buffers[2][0] != 7 or kind == "torch"
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "shared", "file"])
+def test_mapped_buffers_are_zero_and_start_on_huge_page_edges(kind: MemoryKind, tmp_path: Path) -> None:
+    memory = make(kind, tmp_path)
+    first = memory.addresses[0]
+    assert all((address - first) % HUGE_PAGE_BYTES == 0 for address in memory.addresses)
+    assert kind != "anonymous" or first % HUGE_PAGE_BYTES == 0
+    assert not any(bool(b.any()) for b in memory.buffers)
+
+
+def test_a_mapping_that_starts_off_a_huge_page_edge_is_skewed_onto_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping = memory_module._map("anonymous", 4 * HUGE_PAGE_BYTES, None)[0]
+    start = 4096 if mapping.ctypes.data % HUGE_PAGE_BYTES == 0 else 0
+    monkeypatch.setattr(memory_module, "_map", lambda kind, length, path: (mapping[start : start + length], ""))
+    memory = allocate([10, 20])
+    assert [address % HUGE_PAGE_BYTES for address in memory.addresses] == [0, 0]
+    assert memory.buffers[1].data_ptr() == memory.addresses[1]
+
+
+def test_allocation_touches_nothing() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    memory = allocate([256 << 20])
+    assert resident() - before < 32 << 20
+    assert memory.huge_page_bytes() == 0
+
+
+def test_huge_pages_are_reported_as_the_system_has_them() -> None:
+    memory = allocate([4 * HUGE_PAGE_BYTES])
+    memory.buffers[0].fill_(1)
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mode = setting.read_text().split("[")[1].split("]")[0] if setting.exists() else ""
+    if mode:
+        assert mode in memory.huge_pages
+    else:
+        assert memory.huge_pages.startswith(("refused", "asked for"))
+    if not memory.huge_pages.startswith("granted"):
+        assert memory.huge_page_bytes() == 0
+    assert 0 <= memory.huge_page_bytes() <= 4 * HUGE_PAGE_BYTES
+
+
+def test_torch_memory_claims_no_huge_pages() -> None:
+    assert "torch" in allocate([10], kind="torch").huge_pages
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "shared", "file"])
+def test_memory_goes_with_the_last_tensor_and_not_before(kind: MemoryKind, tmp_path: Path) -> None:
+    memory = make(kind, tmp_path)
+    address = memory.addresses[0]
+    kept = memory.buffers[0].as_strided((10, 2), (100, 1))
+    kept[3, 1] = 9
+    memory.close()
+    memory.close()
+    assert memory.closed
+    with pytest.raises(BoundsError, match="closed"):
+        _ = memory.buffers
+    gc.collect()
+    assert mapped(address)
+    assert kept[3, 1] == 9
+    del kept
+    gc.collect()
+    assert not mapped(address)
+
+
+def test_a_file_stays_and_is_found_again(tmp_path: Path) -> None:
+    first = make("file", tmp_path)
+    first.buffers[0][10] = 77
+    assert (tmp_path / "pool").stat().st_mode & 0o777 == 0o600
+    first.close()
+    again = allocate(SIZES, kind="file", path=tmp_path / "pool")
+    assert (tmp_path / "pool").exists()
+    assert again.buffers[0][10] == 77
+    assert int(again.buffers[0].sum()) == 77
+
+
+def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="memory: 'swap'"):
+        allocate([1], kind="swap")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="memory path"):
+        allocate([1], kind="file")
+    with pytest.raises(ConfigError, match="memory path"):
+        allocate([1], path=tmp_path / "pool")
+    with pytest.raises(ConfigError, match="buffer bytes"):
+        allocate([-1])
+    with pytest.raises(ConfigError, match="torch, for device cuda"):
+        allocate([1], device="cuda:0")
+    with pytest.raises(ConfigError, match="what the system grants"):
+        allocate([1], kind="file", path=tmp_path / "no such folder" / "pool")
+    with pytest.raises(ConfigError, match="what the system grants"):
+        allocate([1 << 60])

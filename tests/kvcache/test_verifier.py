@@ -1,0 +1,155 @@
+"""Bytes become trusted only if they are the announced ones; whatever is wrong is named."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pdkv.errors import BadPage, BoundsError, ConfigError, DigestMismatch
+from pdkv.geometry.page_layout import Group, PlacementKind
+from pdkv.ids import PageHashes, ReservationId
+from pdkv.kvcache.page_hash import chain
+from pdkv.kvcache.pool import SlotPool
+from pdkv.kvcache.verifier import Arrival, VerifiedPages, Verifier
+from tests.kvcache.pools import PLACEMENTS, page_segments, pages_of, random_pool, tiny_format
+
+FMT = tiny_format(draft_layers=1)
+HASHES = chain(range(64 * 4))
+RESERVATION = ReservationId(7)
+each_placement = pytest.mark.parametrize("placement", PLACEMENTS)
+
+
+def sealed_arrival(pool: SlotPool, *, first_index: int = 10) -> Arrival:
+    """Pages 4, 2, 1, 3 of the pool as prompt pages 10 to 13, announced as they are now."""
+    pages = pages_of(pool, 4, 2, 1, 3)
+    sealed = Verifier(pool).seal(RESERVATION, first_index, pages, HASHES)
+    return Arrival(RESERVATION, first_index, pages, HASHES, sealed.digests.copy())
+
+
+def bad_pages(pool: SlotPool, arrival: Arrival) -> list[BadPage]:
+    with pytest.raises(DigestMismatch) as caught:
+        Verifier(pool).verify(arrival)
+    for bad in caught.value.bad:
+        assert str(bad) in str(caught.value)
+        assert str(bad) in caught.value.fields["bad_pages"]
+    return list(caught.value.bad)
+
+
+@each_placement
+def test_untouched_pages_are_verified(placement: PlacementKind) -> None:
+    pool = random_pool(FMT, 5, placement=placement)
+    arrival = sealed_arrival(pool)
+    verified = Verifier(pool).verify(arrival)
+    assert (verified.reservation, verified.first_index, len(verified)) == (RESERVATION, 10, 4)
+    assert (verified.pages, verified.hashes) == (arrival.pages, HASHES)
+    assert np.array_equal(verified.digests, arrival.digests)
+
+
+def test_pages_travel_between_placements() -> None:
+    sender, receiver = random_pool(FMT, 5), random_pool(FMT, 5, placement="layer_major")
+    Verifier(receiver).verify(sealed_arrival(sender))
+
+
+@each_placement
+def test_one_flipped_bit_is_named_with_its_page_and_cache(placement: PlacementKind) -> None:
+    pool = random_pool(FMT, 5, placement=placement)
+    arrival = sealed_arrival(pool)
+    pool.group_bytes(1, Group.INDEX)[-1][-1] ^= 0x80
+    assert bad_pages(pool, arrival) == [BadPage(12, 1, "index")]
+    pool.group_bytes(2, Group.MAIN)[0][0] ^= 1
+    assert bad_pages(pool, arrival) == [BadPage(11, 2, "main"), BadPage(12, 1, "index")]
+
+
+@each_placement
+def test_zeroed_index_is_named_as_index(placement: PlacementKind) -> None:
+    pool = random_pool(FMT, 5, placement=placement)
+    arrival = sealed_arrival(pool)
+    for segment in pool.group_bytes(3, Group.INDEX):
+        segment[:] = 0
+    assert bad_pages(pool, arrival) == [BadPage(13, 3, "index")]
+
+
+@each_placement
+def test_a_zeroed_page_is_named_as_both(placement: PlacementKind) -> None:
+    pool = random_pool(FMT, 5, placement=placement)
+    arrival = sealed_arrival(pool)
+    pool.zero(pages_of(pool, 4))
+    assert bad_pages(pool, arrival) == [BadPage(10, 4, "both")]
+
+
+@each_placement
+def test_swapped_pages_are_both_named(placement: PlacementKind) -> None:
+    pool = random_pool(FMT, 5, placement=placement)
+    arrival = sealed_arrival(pool)
+    for a, b in zip(page_segments(pool, 2), page_segments(pool, 1), strict=True):
+        a[:], b[:] = b.copy(), a.copy()
+    assert bad_pages(pool, arrival) == [BadPage(11, 2, "both"), BadPage(12, 1, "both")]
+
+
+def test_right_bytes_in_another_order_are_not_verified() -> None:
+    pool = random_pool(FMT, 5)
+    arrival = sealed_arrival(pool)
+    reordered = dataclasses.replace(arrival, pages=pages_of(pool, 4, 1, 2, 3))
+    assert [bad.index for bad in bad_pages(pool, reordered)] == [11, 12]
+
+
+def test_a_long_list_of_bad_pages_is_whole_but_told_in_short() -> None:
+    pool = random_pool(FMT, 40)
+    pages = pages_of(pool, *range(1, 40))
+    hashes = PageHashes(bytes(32) * 39)
+    with pytest.raises(DigestMismatch, match=r"39 of 39 pages .* and 23 more") as caught:
+        Verifier(pool).verify(Arrival(RESERVATION, 0, pages, hashes, np.zeros((39, 2), np.uint64)))
+    assert [bad.index for bad in caught.value.bad] == list(range(39))
+
+
+def test_only_a_verifier_makes_verified_pages() -> None:
+    pool = random_pool(FMT, 5)
+    arrival = sealed_arrival(pool)
+    facts = (arrival.reservation, arrival.first_index, arrival.pages, arrival.hashes, arrival.digests)
+    for forged in (None, object(), True):
+        with pytest.raises(TypeError, match="Verifier"):
+            VerifiedPages(*facts, proof=forged)
+    verified = Verifier(pool).verify(arrival)
+    with pytest.raises(ValueError, match="proof"):
+        dataclasses.replace(verified, first_index=0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        verified.first_index = 0  # type: ignore[misc]
+    with pytest.raises(ValueError, match="read-only"):
+        verified.digests[0, 0] = 1
+    assert copy.copy(verified).pages == verified.pages
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first_index": -1},
+        {"hashes": HASHES.part(0, 3)},
+        {"digests": np.zeros((3, 2), np.uint64)},
+        {"digests": np.zeros((4, 2), np.int64)},
+        {"digests": np.zeros(8, np.uint64)},
+    ],
+    ids=["index", "hashes", "rows", "dtype", "shape"],
+)
+def test_columns_that_don_t_fit_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(BoundsError):
+        dataclasses.replace(sealed_arrival(random_pool(FMT, 5)), **change)
+
+
+def test_sealing_wants_a_hash_a_page() -> None:
+    pool = random_pool(FMT, 3)
+    with pytest.raises(BoundsError, match="hashes"):
+        Verifier(pool).seal(RESERVATION, 0, pages_of(pool, 1, 2), HASHES.part(0, 1))
+
+
+def test_no_digest_checks_nothing_and_says_so() -> None:
+    pool = random_pool(FMT, 5)
+    verifier = Verifier(pool, "none")
+    assert not verifier.checks_digests
+    assert Verifier(pool).checks_digests
+    arrival = dataclasses.replace(sealed_arrival(pool), digests=np.zeros((4, 2), np.uint64))
+    assert verifier.verify(arrival).digests.tolist() == [[0, 0]] * 4
+    with pytest.raises(ConfigError, match="digest algorithm"):
+        Verifier(pool, "md5")
