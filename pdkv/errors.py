@@ -178,6 +178,10 @@ class DigestMismatch(PdkvError):
         self.bad = tuple(bad)
 
 
+class BadLogits(PdkvError):
+    """The engine's logits hold NaN or infinity: no token is drawn from them."""
+
+
 class ReservationDead(PdkvError):
     """A commit came for a reservation that has ended; nothing was committed."""
 

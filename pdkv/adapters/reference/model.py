@@ -1,0 +1,171 @@
+"""transformers' own GLM-5-class model, from a preset with seeded weights or from a checkpoint directory.
+
+Guarantees: the modules are transformers', unmodified; the same (preset, seed, indexer types, dtype) gives the same
+bytes of weights in every process and on every machine, whatever the order of construction, and leaves torch's global
+random state alone; a checkpoint is used only if it holds every weight; `weights_id` differs whenever a weight could.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from pdkv.errors import ConfigError, MissingDependency
+from pdkv.geometry.model_config import FULL, PRESETS, SHARED, ModelShape, load_config, model_shape
+
+try:
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+    from transformers.models.glm_moe_dsa.configuration_glm_moe_dsa import GlmMoeDsaConfig
+    from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaForCausalLM
+except ImportError as e:
+    raise MissingDependency("transformers", "the reference engine", "pip install 'pdkv[reference]'") from e
+
+ARCHITECTURE = "GlmMoeDsaForCausalLM"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_SEEDED_PARAMETERS = 500_000_000
+"""Seeded weights are for small presets: a real one would fill the memory with noise."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and what its pages depend on."""
+
+    module: Any
+    """A `GlmMoeDsaForCausalLM` in evaluation mode."""
+    shape: ModelShape
+    """`indexer_types` are those of the layers as built; draft layers are 0, for transformers builds none."""
+    weights_id: str
+    """"revision:..." or "sha256:...", with the dtype that the weights were turned into."""
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.module.config.max_position_embeddings)
+
+
+def load_model(
+    source: str | Path,
+    *,
+    seed: int = 0,
+    indexer_types: tuple[str, ...] | None = None,
+    dtype: str = "float32",
+) -> LoadedModel:
+    """A preset's name gives weights made from `seed`; a directory gives its checkpoint (`seed` is then not used).
+
+    `indexer_types` overrides the config's list ("full" or "shared" a layer). Raises `ConfigError` for an unknown
+    preset, dtype or architecture, a config that transformers refuses, a checkpoint with missing or misshapen weights,
+    or a preset too large to fill with noise.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", dtype, ", ".join(DTYPES))
+    config = load_config(source)
+    if indexer_types is not None:
+        config["indexer_types"] = list(indexer_types)
+    shape = model_shape(config, draft_layers=0)
+    if shape.architecture != ARCHITECTURE:
+        raise ConfigError("architectures", shape.architecture, ARCHITECTURE)
+    settings = _settings(config, shape)
+    if str(source) in PRESETS:
+        module = _seeded(settings, seed, DTYPES[dtype])
+        weights_id = _digest({"config": config, "seed": seed, "init": INIT_VERSION})
+    else:
+        module = _from_checkpoint(Path(source), settings, DTYPES[dtype])
+        weights_id = _checkpoint_id(Path(source), config)
+    module.eval().requires_grad_(False)
+    return LoadedModel(module, replace(shape, indexer_types=_built_indexer_types(module)), f"{weights_id}/{dtype}")
+
+
+def _settings(config: Mapping[str, Any], shape: ModelShape) -> Any:
+    try:
+        settings = GlmMoeDsaConfig(**{**config, "indexer_types": list(shape.indexer_types)})
+    except (StrictDataclassError, TypeError, ValueError) as e:
+        raise ConfigError("config", str(e), "what transformers' GlmMoeDsaConfig accepts") from e
+    # the plain loops: other implementations choose kernels by size, and results must not depend on that
+    settings._attn_implementation = "eager"
+    settings._experts_implementation = "eager"
+    return settings
+
+
+def _built_indexer_types(module: Any) -> tuple[str, ...]:
+    """From what exists, not from what was asked for."""
+    return tuple(FULL if layer.self_attn.indexer is not None else SHARED for layer in module.model.layers)
+
+
+def _seeded(settings: Any, seed: int, dtype: torch.dtype) -> Any:
+    with torch.device("meta"):
+        size = sum(p.numel() for p in GlmMoeDsaForCausalLM(settings).parameters())
+    if size > MAX_SEEDED_PARAMETERS:
+        raise ConfigError("preset with seeded weights", f"{size:,} parameters", f"at most {MAX_SEEDED_PARAMETERS:,}")
+    with torch.random.fork_rng(devices=[]):
+        module = GlmMoeDsaForCausalLM(settings)
+    # as from_pretrained keeps them: the router and the indexer's head weights stay float32
+    exact = {*(module._keep_in_fp32_modules or ()), *(module._keep_in_fp32_modules_strict or ())}
+    for name, weight in module.named_parameters():
+        values = torch.from_numpy(seeded_weight(name, tuple(weight.shape), seed))
+        weight.data = values if any(part in name for part in exact) else values.to(dtype)
+    return module
+
+
+INIT_VERSION = 1
+"""Part of the weights id: raise it when `seeded_weight` changes."""
+_LOGIT_SPREAD = 3.0
+"""So that sampling at temperature 1 prefers some tokens to others, as a trained model does."""
+
+
+def seeded_weight(name: str, shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
+    """float32 values of one parameter: ones for norms, else uniform, such that inputs of spread 1 stay so.
+
+    Depends on the name, shape and seed only. Uniform, because that needs no logarithm or cosine, whose last bit differs
+    between machines. At this scale the last layers depend on far tokens: a changed page or a lost index-K changes what
+    is generated.
+    """
+    if "norm" in name:
+        return np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32)
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    draws = np.random.Generator(np.random.Philox(key=np.frombuffer(key[:16], "<u8")))
+    spread = 1.0 if "embed" in name else (_LOGIT_SPREAD if "lm_head" in name else 1.0) / math.sqrt(shape[-1])
+    return (draws.random(shape, np.float32) * 2 - 1) * np.float32(spread * math.sqrt(3.0))
+
+
+def _from_checkpoint(directory: Path, settings: Any, dtype: torch.dtype) -> Any:
+    try:
+        loaded: Any = GlmMoeDsaForCausalLM.from_pretrained(
+            directory, config=settings, dtype=dtype, output_loading_info=True, local_files_only=True
+        )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as e:
+        raise ConfigError("checkpoint", str(directory), f"a directory that transformers can load ({e})") from e
+    module, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise ConfigError("checkpoint", f"{directory}: {len(missing)} weights missing, as {missing[0]}", "all weights")
+    return module
+
+
+def _checkpoint_id(directory: Path, config: Mapping[str, Any]) -> str:
+    """The hub's revision when the directory is a snapshot of one, else a digest of the config and every weight file."""
+    resolved = directory.resolve()
+    if resolved.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", resolved.name):
+        return f"revision:{resolved.name}"
+    files: dict[str, str] = {}
+    for path in sorted(directory.glob("*.safetensors*")):
+        digest = xxhash.xxh3_128()
+        with path.open("rb") as f:
+            while block := f.read(1 << 24):
+                digest.update(block)
+        files[path.name] = digest.hexdigest()
+    return _digest({"config": config, "files": files})
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
