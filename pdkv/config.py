@@ -9,6 +9,7 @@ checked by the node.
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,13 +72,16 @@ Count = Annotated[int, Field(ge=0)]
 class ServiceConfig(BaseModel):
     """What a router and a node have in common."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    node_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    node_id: str = Field(default_factory=lambda: _host_name(), pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """Name of this node in its fleet, unique there; not given: the host's name."""
     bind: Address = "127.0.0.1:0"
     """Where to listen; port 0 takes a free one."""
     advertise: str = ""
     """host or host:port that peers dial; empty: what was bound."""
+    insecure: bool = False
+    """Serve and dial gRPC in plain text; without it there must be certificates."""
     drain_grace_s: Seconds = 30.0
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -238,6 +242,11 @@ def _named(cls: type[ServiceConfig], error: ValidationError) -> ConfigError:
         field, _, message = message.partition(": ")
         have = getattr(have, field, None) if not isinstance(have, dict) else have.get(field)
     return ConfigError(field, have, message)
+
+
+def _host_name() -> str:
+    """A pod's or machine's own name, as far as a node may be called so."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:63].lstrip("._-") or "node"
 
 
 def _host(address: str) -> str:

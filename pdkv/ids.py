@@ -106,7 +106,7 @@ class _Pages:
         return iter(self._ids.tolist())
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and np.array_equal(self._ids, other._ids)  # type: ignore[attr-defined]
+        return type(other) is type(self) and np.array_equal(self._ids, other._ids)
 
     def __hash__(self) -> int:
         return hash(self._ids.tobytes())

@@ -67,13 +67,16 @@ class SlotPool:
         *,
         placement: PlacementKind = "page_major",
         memory: MemoryKind = "anonymous",
+        path: str | None = None,
         device: str = "cpu",
     ) -> Self:
-        """A pool in memory of its own. Raises `ConfigError` on a size or kind that can't be had."""
+        """A pool in memory of its own; `path` is for memory "file". Raises `ConfigError` on a size or kind that can't be had."""
         if placement not in _MAKERS:
             raise ConfigError("placement", placement, ", ".join(_MAKERS))
         place = _MAKERS[placement](fmt, num_pages)
-        return cls(fmt, place, allocate(place.buffer_bytes, kind=memory, device=device), PageTable(num_pages))
+        return cls(
+            fmt, place, allocate(place.buffer_bytes, kind=memory, path=path, device=device), PageTable(num_pages)
+        )
 
     @property
     def num_pages(self) -> int:

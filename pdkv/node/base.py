@@ -133,5 +133,5 @@ class PeerBook:
             lanes={str(p): parts.transfer.lane(p) for p in self._intros},
             peers={str(p): s.value for p, s in self.states.items()},
             contract=parts.contract,
-            quarantine=parts.manager.quarantine_reasons(),
+            quarantine={str(of): why for of, why in parts.manager.quarantine_reasons().items()},
         )

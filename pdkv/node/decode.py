@@ -27,7 +27,7 @@ from pdkv.errors import (
     ProtocolError,
     WrongIncarnation,
 )
-from pdkv.ids import LocalPages, RequestId
+from pdkv.ids import RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts, PeerBook, PeerState
 from pdkv.node.faults import fault_named
@@ -127,7 +127,9 @@ class DecodeNode:
         parts, sampling = self.parts, request.sampling
         slots = len(prompt.tokens) + sampling.max_tokens + parts.contract.draft_tokens
         pages = -(-slots // prompt.page_tokens)
-        reservation = parts.manager.reserve(prompt.hashes, pages, max_hit_pages=prompt.recorded_pages)
+        reservation = parts.manager.reserve(
+            prompt.hashes, pages, max_hit_pages=prompt.decode_hit_pages, drop_pages=prompt.drop_pages
+        )
         try:
             pull = _Pull(self, request, prompt, reservation, link)
             try:
@@ -153,14 +155,13 @@ class DecodeNode:
         parts, sampling, done = self.parts, request.sampling, admitted.done
         token, position = done.first_token, len(prompt.tokens)
         emit(Token(0, token, done.first_logprob, done.logits_digest))
-        pages = LocalPages.join([reservation.hit, reservation.pages])
-        output = reservation.pages[prompt.pages - len(reservation.hit) :]
+        output = reservation.sequence[prompt.pages :]
         if len(output):
             parts.manager.take_private(reservation, output)
         made = 1
         while made < sampling.max_tokens and token not in sampling.stop_tokens:
             step = np.array([token], np.uint32)
-            logits = await parts.steps.run(parts.engine.forward, step, position, pages)
+            logits = await parts.steps.run(parts.engine.forward, step, position, reservation.sequence)
             position += 1
             drawn = sample(logits, sampling, position)
             token = drawn.token

@@ -125,8 +125,7 @@ class Intake:
             shapes = (n, sealed.page_ids.shape, sealed.generations.shape, sealed.digests.shape)
             raise BoundsError("columns of announced pages", shapes, "one entry a page, two digests")
         remote = RemotePages.checked(sealed.page_ids, self.peer.pool.num_pages)
-        first = sealed.first_index - len(self.reservation.hit)
-        local = self.reservation.pages[first : first + n]
+        local = self.reservation.sequence[sealed.first_index : sealed.first_index + n]
         if private:
             self.parts.manager.take_private(self.reservation, local)
         self._last = self.pulls.create_task(self._pull(sealed, local, remote, self._last))
@@ -203,9 +202,9 @@ class Intake:
             return
         if outcome.settled is None:
             raise ProtocolError("an unsettled read must say when it settles")
-        manager = self.parts.manager
-        manager.quarantine(self.reservation, pages, reason)
+        manager, reservation = self.parts.manager, self.reservation
+        manager.quarantine(reservation, pages, reason)
         loop = asyncio.get_running_loop()
         outcome.settled.add_done_callback(
-            lambda _: loop.is_closed() or loop.call_soon_threadsafe(manager.release_quarantine, pages)
+            lambda _: loop.is_closed() or loop.call_soon_threadsafe(manager.release_quarantine, reservation, pages)
         )

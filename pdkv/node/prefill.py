@@ -90,7 +90,7 @@ class PrefillNode:
         while True:
             for lease in self.leases.expire(_now()):
                 self._let_go(lease.lease_id)
-            next_s = self.leases.next_expiry()
+            next_s = self.leases.next_expiry_s
             self._lease_added.clear()
             try:
                 async with asyncio.timeout(None if next_s is None else max(next_s - _now(), 0.0)):
@@ -125,7 +125,9 @@ class PrefillNode:
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
         """The lease outlives a stream that ended well: the caller's last pull is still running."""
         manager = self.parts.manager
-        reservation = manager.reserve(prompt.hashes, prompt.pages, max_hit_pages=prompt.resume_pages)
+        reservation = manager.reserve(
+            prompt.hashes, prompt.pages, max_hit_pages=prompt.prefill_hit_pages, drop_pages=prompt.drop_pages
+        )
         owner = request.envelope.sender
         try:
             self.leases.grant(lease_id, owner, self.settings.lease_ttl_s, _now())
@@ -160,9 +162,11 @@ class _PrefillRun:
         self._request = request
         self._prompt = prompt
         self._reservation = reservation
-        self._pages = LocalPages.join([reservation.hit, reservation.pages])
+        self._pages = reservation.sequence
         self._sealed = len(reservation.hit)
         """Pages of the prompt that are committed so far."""
+        self._standing = reservation.hit
+        """The pages in the tree for them: what is announced."""
 
     async def run(self, emit: Emit) -> PrefillDone:
         began = _now()
@@ -207,7 +211,8 @@ class _PrefillRun:
             self._pages[first:last],
             self._prompt.hashes.part(first, last),
         )
-        self._parts.manager.commit(verified)
+        # Where another request was faster, its page stands in the tree: that one is announced.
+        self._standing = LocalPages.join([self._standing, self._parts.manager.commit(verified)])
         self._sealed = last
         wanted = max(first, self._request.first_page_wanted)
         if wanted < last:
@@ -231,7 +236,7 @@ class _PrefillRun:
         return self._columns(prompt.recorded_pages, page, tail_hash)
 
     def _announced(self, first: int, last: int) -> PagesSealed:
-        return self._columns(first, self._pages[first:last], self._prompt.hashes.part(first, last))
+        return self._columns(first, self._standing[first:last], self._prompt.hashes.part(first, last))
 
     def _columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
         manager = self._parts.manager

@@ -31,6 +31,8 @@ class Prompt:
     """The longest cached prefix prefill may build on: at least one token is left to compute."""
     tail_hash: bytes
     """32 bytes, or empty when every token lies in a recorded page."""
+    drop_pages: int
+    """Pages that a lookup gives back of those it found."""
 
     @property
     def pages(self) -> int:
@@ -45,8 +47,14 @@ class Prompt:
         return len(self.tokens) - self.recorded_tokens
 
     @property
-    def resume_pages(self) -> int:
-        return self.resume_tokens // self.page_tokens
+    def prefill_hit_pages(self) -> int:
+        """The most a lookup may find where at least one token must be computed, before pages are given back."""
+        return (len(self.tokens) - 1) // self.page_tokens
+
+    @property
+    def decode_hit_pages(self) -> int:
+        """The same where the first token comes from prefill: any recorded page will do, unless pages are given back."""
+        return self.prefill_hit_pages if self.drop_pages else self.recorded_pages
 
 
 def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -> Prompt:
@@ -58,7 +66,7 @@ def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -
     rule = EagleRule(contract.eagle_rule)
     seed = namespace_seed(contract.content_fingerprint, namespace.extra_key, namespace.cache_salt)
     hashes = chain(tokens, page_tokens=contract.page_tokens, seed=seed, bigram=contract.bigram)
-    recorded = recorded_tokens(len(tokens), rule, contract.page_tokens)
+    recorded = recorded_tokens(len(tokens), rule, page_tokens=contract.page_tokens)
     hashes = hashes.part(0, recorded // contract.page_tokens)
     tail = tokens[recorded:]
     last = hashes.at(len(hashes) - 1) if len(hashes) else seed
@@ -67,7 +75,8 @@ def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -
         page_tokens=contract.page_tokens,
         hashes=hashes,
         recorded_tokens=recorded,
-        resume_tokens=prefill_resume_tokens(len(tokens), rule, contract.page_tokens),
+        resume_tokens=prefill_resume_tokens(len(tokens), rule, page_tokens=contract.page_tokens),
+        drop_pages=1 if rule is EagleRule.DROP_PAGE else 0,
         tail_hash=tail_hash(last, tail) if len(tail) else b"",
     )
 

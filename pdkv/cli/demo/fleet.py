@@ -1,0 +1,123 @@
+"""Node processes of a demo or a test: started, waited for, killed, and never left behind.
+
+Guarantees: a node counts as started when it has said its address itself; one that ends instead raises with the last
+lines it wrote; leaving the fleet, in whatever way, ends every process, and the kernel ends them if this process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pdkv.errors import DeadlineExceeded, PeerLost
+from pdkv.node.flow import deadline
+
+START_DEADLINE_S = 120.0
+STOP_DEADLINE_S = 10.0
+_TAIL_LINES = 12
+
+
+class NodeProcess:
+    """One `pdkv prefill` or `pdkv decode` process."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path, facts: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        self.address = facts["address"]
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    def kill(self) -> None:
+        """SIGKILL: no farewell of any kind."""
+        if self.running:
+            self._process.kill()
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that is not heard in time."""
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                async with deadline(STOP_DEADLINE_S, f"{self.name} stopping"):
+                    await self._process.wait()
+            except DeadlineExceeded:
+                self._process.kill()
+        await self._process.wait()
+
+
+class Fleet:
+    """An async context: every process started in it has ended when it is left."""
+
+    def __init__(self) -> None:
+        self._nodes: list[NodeProcess] = []
+        self._starting: set[asyncio.subprocess.Process] = set()
+        self._logs = tempfile.TemporaryDirectory(prefix="pdkv-")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._starting:
+            process.kill()
+        for node in self._nodes:
+            node.kill()
+        for node in self._nodes:
+            await node.wait()
+        for process in list(self._starting):
+            await process.wait()
+        self._logs.cleanup()
+
+    async def start(self, role: str, name: str, flags: Mapping[str, str | int | bool]) -> NodeProcess:
+        """Start `pdkv ROLE` and wait until it serves. Raises `PeerLost` with its last words if it ends instead."""
+        log = Path(self._logs.name) / f"{name}.log"
+        with log.open("wb") as sink:
+            process = await asyncio.create_subprocess_exec(
+                *command(role, name, flags),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=sink,
+                start_new_session=True,  # Ctrl-C in the terminal is for the parent, which then ends its nodes
+            )
+        self._starting.add(process)
+        if process.stdout is None:
+            raise PeerLost(f"{name} has no output to read its address from", node=name)
+        async with deadline(START_DEADLINE_S, f"{name} starting"):
+            line = await process.stdout.readline()
+        if not line:
+            await process.wait()
+            said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+            raise PeerLost(f"{name} ended with {process.returncode} before it served:\n{said}", node=name)
+        node = NodeProcess(name, process, log, json.loads(line))
+        self._nodes.append(node)
+        self._starting.discard(process)
+        return node
+
+
+def command(role: str, name: str, flags: Mapping[str, str | int | bool]) -> list[str]:
+    """The command line of a node; a flag of True is a switch, of False is left out."""
+    line = [sys.executable, "-m", "pdkv.cli", role, "--node-id", name, "--json", "--exit-with-parent"]
+    for flag, value in flags.items():
+        option = "--" + flag.replace("_", "-")
+        if value is True:
+            line.append(option)
+        elif value is not False:
+            line += [option, str(value)]
+    return line

@@ -1,0 +1,165 @@
+"""What the demo found, as one JSON object and as a table.
+
+Guarantees: `ok` is the conjunction of all named checks, and an absent check is a failed one; the table and the object
+are made from the same values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from pdkv.node.messages import Shipment
+
+CHECKS = {
+    "tokens": "tokens equal one process's, every request",
+    "logits": "logits bit-identical, every token",
+    "chunks": "cold prompts came in at least two chunks",
+    "pages": "pages shipped + pages hit = pages of the prompt",
+    "hits": "hits are exactly the shared pages",
+    "bytes": "bytes are the missing pages, main and index both",
+    "telemetry": "bytes equal what the transfer backend counted",
+    "controls": "every injected fault caught before decode, page named",
+    "index_read": "without digests, lost index-K changes tokens",
+    "refusals": "unequal nodes refused, field and both values named",
+    "killed": "prefill killed after PrefillDone, decode finished",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request that was served, compared with the same request in one process."""
+
+    name: str
+    kind: str
+    output_tokens: int
+    shipment: Shipment
+    expected_hit_pages: int
+    tokens_equal: bool
+    logits_equal: bool
+
+    @property
+    def transfer_gb_s(self) -> float:
+        """10^9 bytes a second while a read was running."""
+        moved = self.shipment.bytes_main + self.shipment.bytes_index
+        return moved / self.shipment.transfer_s / 1e9 if self.shipment.transfer_s else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            **asdict(self.shipment),
+            "output_tokens": self.output_tokens,
+            "expected_hit_pages": self.expected_hit_pages,
+            "tokens_equal": self.tokens_equal,
+            "logits_equal": self.logits_equal,
+            "transfer_gb_s": self.transfer_gb_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow:
+    """A fault that was put into the destination's memory, and what came of it."""
+
+    fault: str
+    expected: str
+    found: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalRow:
+    """A node that must not be paired, and the field that said so."""
+
+    node: str
+    field: str
+    mine: str
+    theirs: str
+    ok: bool
+
+
+@dataclass(slots=True)
+class Report:
+    backend: str = ""
+    lane: str = ""
+    requests: list[RequestRow] = field(default_factory=list)
+    controls: list[ControlRow] = field(default_factory=list)
+    refusals: list[RefusalRow] = field(default_factory=list)
+    checks: dict[str, bool] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return all(self.checks.get(name, False) for name in CHECKS)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "backend": self.backend,
+            "lane": self.lane,
+            "elapsed_s": self.elapsed_s,
+            "requests": [row.as_dict() for row in self.requests],
+            "controls": [asdict(row) for row in self.controls],
+            "refusals": [asdict(row) for row in self.refusals],
+            "checks": {name: self.checks.get(name, False) for name in CHECKS},
+        }
+
+
+def mark(ok: object) -> Text:
+    """A cell: True, False, or None for not known yet."""
+    if ok is None:
+        return Text("…", style="dim")
+    return Text("✓", style="green") if ok else Text("✗", style="bold red")
+
+
+def request_table(rows: list[RequestRow]) -> Table:
+    table = Table(title="Requests", title_justify="left")
+    for name in ("request", "prompt", "out", "pages", "hit", "shipped", "main", "index"):
+        table.add_column(name, justify="left" if name == "request" else "right")
+    for name in ("GB/s", "prefill s", "exposed ms"):
+        table.add_column(name, justify="right")
+    table.add_column("tokens", justify="center")
+    table.add_column("logits", justify="center")
+    for row in rows:
+        s = row.shipment
+        table.add_row(
+            row.name,
+            f"{s.prompt_tokens:,}",
+            str(row.output_tokens),
+            str(s.pages_total),
+            str(s.pages_hit),
+            str(s.pages_shipped),
+            f"{s.bytes_main / 1e6:.2f} MB",
+            f"{s.bytes_index / 1e6:.2f} MB",
+            f"{row.transfer_gb_s:.2f}",
+            f"{s.prefill_s:.2f}",
+            f"{s.exposed_transfer_s * 1e3:.1f}",
+            mark(row.tokens_equal),
+            mark(row.logits_equal),
+        )
+    return table
+
+
+def control_table(report: Report) -> Table:
+    table = Table(title="What must not pass", title_justify="left")
+    for name in ("injected", "expected", "found"):
+        table.add_column(name, overflow="fold")
+    table.add_column("", justify="center")
+    for row in report.controls:
+        table.add_row(row.fault, row.expected, row.found, mark(row.ok))
+    for refused in report.refusals:
+        found = f"{refused.field}: mine {refused.mine}, theirs {refused.theirs}"
+        table.add_row(f"node with another {refused.node}", "refused at Connect", found, mark(refused.ok))
+    return table
+
+
+def check_table(report: Report) -> Table:
+    table = Table(title="Checks", title_justify="left", show_header=False)
+    table.add_column("")
+    table.add_column("", justify="center")
+    for name, words in CHECKS.items():
+        table.add_row(words, mark(report.checks.get(name)))
+    return table

@@ -1,0 +1,150 @@
+"""`pdkv generate`: a client of a decode node or a router.
+
+Guarantees: tokens are shown as they come; a refusal or failure is one line on stderr and exit code 2, never silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling
+    from pdkv.node.ports import DecodeService
+
+_BYTES = 256
+"""The presets' vocabulary is the bytes; other models' prompts come as token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    decode: str
+    router: str
+
+
+def generate(
+    prompt: Annotated[
+        str,
+        typer.Argument(help="The prompt's text (byte-level), or @FILE: text, or JSON token ids if it ends in .json."),
+    ],
+    decode: Annotated[str, typer.Option(help="host:port of a decode node.")] = "",
+    router: Annotated[str, typer.Option(help="host:port of a router.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 16,
+    sample: Annotated[
+        str, typer.Option(help='Empty is greedy; else "temperature=0.8,top_p=0.95,seed=1": the same on any node.')
+    ] = "",
+    json_wanted: Annotated[bool, typer.Option("--json", help="One JSON object at the end, with the account.")] = False,
+) -> None:
+    """Generate from a running fleet and stream the tokens.
+
+    Example:
+
+    `pdkv generate "Once upon a page" --decode 127.0.0.1:7001 --max-tokens 32`
+
+    The connection is plain text, as the demo's and a test fleet's is.
+    """
+    if bool(decode) == bool(router):
+        raise ConfigError("decode, router", f"{decode!r}, {router!r}", "exactly one of the two")
+    try:
+        asyncio.run(_generate(_Where(decode, router), _request(prompt, _sampling(sample, max_tokens)), json_wanted))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _sampling(text: str, max_tokens: int) -> Sampling:
+    from pdkv.node.messages import Sampling
+
+    kinds = {"temperature": float, "top_p": float, "seed": int}
+    values: dict[str, float | int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in kinds:
+            raise ConfigError("sample", part, ", ".join(f"{k}=…" for k in kinds))
+        try:
+            values[name] = kinds[name](value)
+        except ValueError as error:
+            raise ConfigError(f"sample.{name}", value, f"of type {kinds[name].__name__}") from error
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=float(values.get("temperature", 0.0)),
+        top_p=float(values.get("top_p", 1.0)),
+        seed=int(values.get("seed", 0)),
+    )
+
+
+def _request(prompt: str, sampling: Sampling) -> GenerateRequest:
+    import numpy as np
+
+    from pdkv.ids import RequestId
+    from pdkv.node.messages import GenerateRequest
+
+    if prompt.startswith("@"):
+        try:
+            raw = Path(prompt[1:]).read_bytes()
+        except OSError as error:
+            raise ConfigError("prompt", prompt, f"a readable file ({error.strerror})") from error
+    else:
+        raw = prompt.encode()
+    if prompt.startswith("@") and prompt.endswith(".json"):
+        try:
+            tokens = np.array(json.loads(raw), np.uint32)
+        except (ValueError, OverflowError, TypeError) as error:
+            raise ConfigError("prompt", prompt, f"a JSON list of token ids ({error})") from error
+    else:
+        tokens = np.frombuffer(raw, np.uint8).astype(np.uint32)
+    return GenerateRequest(RequestId(secrets.token_hex(8)), tokens, sampling)
+
+
+async def _generate(where: _Where, request: GenerateRequest, json_wanted: bool, /) -> None:
+    from pdkv.node.messages import GenerateDone
+    from pdkv.rpc.client import GrpcDirectory
+
+    directory = GrpcDirectory(insecure=True)
+    service: DecodeService = directory.decode(where.decode) if where.decode else directory.router(where.router)
+    tokens: list[int] = []
+    done: GenerateDone | None = None
+    try:
+        async with aclosing(service.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, GenerateDone):
+                    done = event
+                else:
+                    tokens.append(event.token)
+                    if not json_wanted:
+                        sys.stdout.write(_shown(event.token))
+                        sys.stdout.flush()
+    finally:
+        await directory.close()
+    if done is not None:
+        _say(tokens, done) if not json_wanted else print(json.dumps(_object(tokens, done)))
+
+
+def _shown(token: int) -> str:
+    """A byte as its character where it is a printable one of ASCII; other tokens by number."""
+    if token < _BYTES and (32 <= token < 127 or token in b"\n\t"):
+        return chr(token)
+    return f"<{token}>"
+
+
+def _object(tokens: list[int], done: GenerateDone) -> dict[str, object]:
+    return {"tokens": tokens, "finish_reason": done.finish_reason, **asdict(done.shipment)}
+
+
+def _say(tokens: list[int], done: GenerateDone) -> None:
+    s = done.shipment
+    print(
+        f"\n{len(tokens)} tokens ({done.finish_reason}); prompt {s.prompt_tokens} tokens in {s.pages_total} pages:"
+        f" {s.pages_hit} hit, {s.pages_shipped} shipped ({(s.bytes_main + s.bytes_index) / 1e6:.2f} MB),"
+        f" {s.digests_verified} digests verified, first token after {s.ttft_s:.3f} s",
+        file=sys.stderr,
+    )

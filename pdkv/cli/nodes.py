@@ -1,0 +1,118 @@
+"""`pdkv prefill`, `pdkv decode` and `pdkv router`: the three serving processes.
+
+Guarantees: heavy imports happen when a command runs; parts are closed in order however the process is told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pdkv.cli.options import ServeOptions, config_command
+from pdkv.config import DecodeConfig, PrefillConfig, RouterConfig, ServiceConfig
+
+if TYPE_CHECKING:
+    from pdkv.rpc.transport import Endpoint
+
+
+def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
+    from pdkv.cli.assemble import build_parts
+    from pdkv.cli.serve import run_service, run_until_told
+    from pdkv.node.prefill import PrefillNode, PrefillSettings
+    from pdkv.rpc.server import GrpcServer, Services
+
+    async def serve() -> None:
+        parts = build_parts(config)
+        try:
+            node = PrefillNode(parts, PrefillSettings(config.chunk_tokens, config.lease_ttl_s))
+            server = GrpcServer(_endpoint(config), Services(prefill=node), insecure=config.insecure)
+            watch = asyncio.create_task(node.watch_leases())
+            await run_until_told(config, server, _facts("prefill", parts.name), options)
+            watch.cancel()
+        finally:
+            parts.close()
+
+    run_service(config, serve, options)
+
+
+def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
+    from pdkv.cli.assemble import build_parts
+    from pdkv.cli.serve import run_service, run_until_told
+    from pdkv.node.decode import DecodeNode, DecodeSettings
+    from pdkv.rpc.client import GrpcDirectory
+    from pdkv.rpc.server import GrpcServer, Services
+
+    async def serve() -> None:
+        parts = build_parts(config)
+        directory = GrpcDirectory(insecure=config.insecure)
+        try:
+            settings = DecodeSettings(config.prefill_addresses, config.read_deadline_s, config.allow_fault_injection)
+            node = DecodeNode(parts, directory, settings)
+            server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)
+            await run_until_told(config, server, _facts("decode", parts.name), options)
+        finally:
+            await directory.close()
+            parts.close()
+
+    run_service(config, serve, options)
+
+
+def run_router(config: RouterConfig, options: ServeOptions) -> None:
+    from pdkv.cli.serve import run_service, run_until_told
+    from pdkv.router.registry import Registry
+    from pdkv.router.service import Router
+    from pdkv.rpc.client import GrpcDirectory
+    from pdkv.rpc.server import GrpcServer, Services
+
+    async def serve() -> None:
+        directory = GrpcDirectory(insecure=config.insecure)
+        try:
+            router = Router(Registry(config.prefill_addresses, config.decode_addresses), directory)
+            server = GrpcServer(_endpoint(config), Services(router=router), insecure=config.insecure)
+            await run_until_told(config, server, _facts("router", config.node_id), options)
+        finally:
+            await directory.close()
+
+    run_service(config, serve, options)
+
+
+def _endpoint(config: ServiceConfig) -> Endpoint:
+    from pdkv.rpc.transport import Endpoint
+
+    return Endpoint(config.bind, config.advertise)
+
+
+def _facts(role: str, name: object) -> dict[str, str]:
+    return {"role": role, "name": str(name)}
+
+
+prefill = config_command(
+    PrefillConfig,
+    run_prefill,
+    doc="""Serve as a **prefill** node: compute prompts in chunks and let decode nodes pull the pages.
+
+    Example:
+
+    `pdkv prefill --node-id p0 --model tiny --chunk-tokens 512 --bind 0.0.0.0:7000 --advertise p0.fleet --insecure`
+    """,
+)
+decode = config_command(
+    DecodeConfig,
+    run_decode,
+    doc="""Serve as a **decode** node: pull the pages that are missing, prove them, decode.
+
+    Example:
+
+    `pdkv decode --node-id d0 --model tiny --prefill-addresses p0.fleet:7000 --bind 127.0.0.1:7001 --insecure`
+    """,
+)
+router = config_command(
+    RouterConfig,
+    run_router,
+    doc="""Serve as a **router**: give each request a prefill and a decode node, in turn.
+
+    Example:
+
+    `pdkv router --prefill-addresses p0:7000 --decode-addresses d0:7001,d1:7001 --bind 127.0.0.1:8000 --insecure`
+    """,
+)
