@@ -1,7 +1,235 @@
-"""The transfer engine (under construction): re-exports its orders."""
+"""The transfer engine: one thread that owns the node's agent, and the calls that any thread may make to it.
+
+Guarantees: the agent is made, used and destroyed in one thread; every call answers through its future, also when the
+thread ends; a new command wakes the thread at once; the thread polls without a pause while bytes move, and sleeps
+between polls when none do, at most `idle_s`, so that peers can connect and be served; after `close` nothing lands.
+"""
 
 from __future__ import annotations
 
-from pdkv.transfer.orders import Probe, ReadOrder, ReadOutcome, ReadStatus
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
-__all__ = ["Probe", "ReadOrder", "ReadOutcome", "ReadStatus"]
+import xxhash
+
+from pdkv.errors import PdkvError, TransferError
+from pdkv.geometry.page_layout import PoolMap
+from pdkv.ids import PeerName
+from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, BackendFactory, Lane
+from pdkv.transfer.core import PeerOffer, TransferCore
+from pdkv.transfer.orders import Probe, ReadOrder, ReadOutcome, ReadStatus, TransferSettings
+from pdkv.transfer.tasks import Ticket
+
+__all__ = ["Probe", "ReadOrder", "ReadOutcome", "ReadStatus", "TransferEngine", "TransferSettings"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SPIN_S = 0.0002
+"""Polled without a pause for so long after something moved."""
+FIRST_SLEEP_S = 0.00005
+WORK_S = 0.00003
+"""A step that took the thread more CPU time than this moved bytes (an idle one takes a third of it)."""
+
+
+class _Pace:
+    """How long to sleep between two steps: not at all while something moves, then twice as long each time."""
+
+    def __init__(self, settings: TransferSettings) -> None:
+        self._settings = settings
+        self._moved_at = 0.0
+        self._sleep_s = 0.0
+
+    def moved(self, now: float) -> None:
+        self._moved_at, self._sleep_s = now, 0.0
+
+    def rest(self, now: float, *, reading: bool) -> float:
+        if now - self._moved_at < SPIN_S:
+            return 0.0
+        most = self._settings.reading_s if reading else self._settings.idle_s
+        self._sleep_s = min(max(2 * self._sleep_s, FIRST_SLEEP_S), most)
+        return self._sleep_s
+
+
+class TransferEngine:
+    """Reads pages of peers into this node's pool, and serves this node's pages to them.
+
+    Raises what the backend raises if the agent can't be made or the pool can't be registered.
+    """
+
+    def __init__(
+        self,
+        backend_factory: BackendFactory,
+        name: PeerName,
+        pool: PoolMap,
+        *,
+        settings: TransferSettings | None = None,
+    ) -> None:
+        self._name = name
+        self._settings = settings or TransferSettings()
+        self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._ended = False
+        self._stopping = False
+        self._in_hand: Future[Any] | None = None
+        self._end: Future[None] = Future()
+        started: Future[TransferCore] = Future()
+        self._thread = threading.Thread(
+            target=self._main, args=(backend_factory, pool, started), name=f"transfer {name.node}", daemon=True
+        )
+        self._thread.start()
+        self._core = started.result()
+
+    @property
+    def metadata(self) -> bytes:
+        """The agent's metadata, for `add_peer` on the other side."""
+        return self._core.metadata
+
+    @property
+    def metadata_checksum(self) -> int:
+        """xxh3_64 of `metadata`."""
+        return xxhash.xxh3_64_intdigest(self._core.metadata)
+
+    @property
+    def backend_name(self) -> str:
+        return self._core.backend_name
+
+    def add_peer(self, peer: PeerName, metadata: bytes, checksum: int, pool: PoolMap) -> Future[None]:
+        """Make a peer readable; done when a scratch read from it has ended well and its lane is known.
+
+        Idempotent for equal metadata. The future raises `ProtocolError` (damaged metadata, or another agent's),
+        `ContractMismatch` (naming segments), `BoundsError` (addresses outside its registered memory), `PeerLost`,
+        `DeadlineExceeded` (no answer within `connect_s`), `LaneRefused` (RDMA required).
+        """
+        ticket = Ticket[None]()
+        offer = PeerOffer(metadata, checksum, pool)
+        return self._submit(lambda: self._core.add_peer(peer, offer, ticket), ticket.future)
+
+    def remove_peer(self, peer: PeerName) -> Future[None]:
+        """No new read at once; done when its last read has settled. Unknown peers are removed already."""
+        ticket = Ticket[None]()
+        return self._submit(lambda: self._core.remove_peer(peer, ticket), ticket.future)
+
+    def read(self, order: ReadOrder) -> Future[ReadOutcome]:
+        """However a read ends, its future has a result; it raises only for what was never posted.
+
+        That is `PeerLost` for a peer that is not connected, `BoundsError` for pages outside a pool, and
+        `TransferError` when the engine is closed.
+        """
+        ticket = Ticket[ReadOutcome]()
+        return self._submit(lambda: self._core.read(order, ticket), ticket.future)
+
+    def cancel(self, read: Future[ReadOutcome]) -> None:
+        """Give up waiting: `read`, as `read()` returned it, is answered at once; UNSETTLED if a part of it runs."""
+        self._submit(lambda: self._core.cancel(read), Future())
+
+    def probe(self, peer: PeerName) -> Future[Probe]:
+        """Read one page-table row of the peer. The future raises `PeerLost`, `DeadlineExceeded`, `TransferError`."""
+        ticket = Ticket[Probe]()
+        return self._submit(lambda: self._core.probe(peer, ticket), ticket.future)
+
+    def lane(self, peer: PeerName) -> str:
+        """What carries reads from a peer, by name: "cma", "tcp", "rc_mlx5", "loopback"; "unknown" before `add_peer`."""
+        return self.lane_detail(peer).name
+
+    def lane_detail(self, peer: PeerName) -> Lane:
+        """The lane with the transport's own words for it."""
+        known = self._core.peers.get(peer)
+        return UNKNOWN_LANE if known is None else known.lane
+
+    def close(self) -> None:
+        """Destroy the agent and answer everything outstanding. Idempotent.
+
+        Raises `TransferError` if the agent could not be destroyed: then unsettled reads stay unsettled for ever.
+        """
+        if not self._ended:
+            self._submit(self._stop, Future())
+        self._thread.join()
+        self._end.result()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _submit(self, action: Callable[[], None], future: Future[T]) -> Future[T]:
+        # running from the start: a caller that stops waiting must not cancel the future under the thread
+        future.set_running_or_notify_cancel()
+        with self._gate:
+            if not self._ended:
+                self._commands.put((action, future))
+                return future
+        future.set_exception(self._closed_error())
+        return future
+
+    def _closed_error(self) -> TransferError:
+        return TransferError(f"the transfer engine of {self._name} is closed", node=self._name)
+
+    def _main(self, backend_factory: BackendFactory, pool: PoolMap, started: Future[TransferCore]) -> None:
+        try:
+            backend = backend_factory(AgentName(str(self._name)))
+            try:
+                core = TransferCore(backend, pool, self._settings)
+            except PdkvError:
+                backend.close()
+                raise
+        except Exception as error:
+            started.set_exception(error)
+            return
+        started.set_result(core)
+        reason = "the transfer engine was closed"
+        try:
+            self._loop(core)
+        except Exception as error:
+            logger.exception("the transfer thread of %s failed", self._name)
+            reason = f"the transfer thread failed: {error}"
+        self._answer_all(core, reason)
+
+    def _loop(self, core: TransferCore) -> None:
+        pace = _Pace(self._settings)
+        while not self._stopping:
+            used_s = time.thread_time()
+            moved = core.step(time.monotonic())
+            # a target over TCP sends while it polls, and no read of its own says so
+            moved |= time.thread_time() - used_s > WORK_S
+            now = time.monotonic()
+            if moved:
+                pace.moved(now)
+            if self._run_commands(pace.rest(now, reading=core.busy)):
+                pace.moved(time.monotonic())
+
+    def _run_commands(self, wait_s: float) -> bool:
+        """Sleep until a command comes, at most `wait_s`; run all there are."""
+        ran = False
+        try:
+            action, future = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
+            while True:
+                self._in_hand, ran = future, True
+                try:
+                    action()
+                except PdkvError as error:
+                    future.set_exception(error)
+                self._in_hand = None
+                action, future = self._commands.get_nowait()
+        except queue.Empty:
+            return ran
+
+    def _answer_all(self, core: TransferCore, reason: str) -> None:
+        try:
+            core.close(reason)
+        except PdkvError as error:
+            logger.exception("the agent of %s was not destroyed", self._name)
+            self._end.set_exception(error)
+        else:
+            self._end.set_result(None)
+        with self._gate:
+            self._ended = True
+        waiting = [] if self._in_hand is None else [self._in_hand]
+        while not self._commands.empty():
+            waiting.append(self._commands.get_nowait()[1])
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._closed_error())

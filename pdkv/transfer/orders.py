@@ -19,6 +19,27 @@ from pdkv.ids import LocalPages, PageHashes, PeerName, RemotePages, UInt64Array
 BoolArray = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class TransferSettings:
+    """Limits and waits of a transfer engine."""
+
+    read_max_bytes: int = 64 << 20
+    """Of one READ: bounds what a fence has to wait for, and how long a copying lane keeps the thread."""
+    reads_per_peer: int = 4
+    """Running at once, so that a stalled peer holds back no other."""
+    landing_rows: int = 1 << 16
+    """Page-table rows that can be under way at once; 64 B each."""
+    connect_s: float = 5.0
+    """A new peer's first read must end within it."""
+    probe_s: float = 2.0
+    idle_s: float = 0.002
+    """Between two polls when nothing moves: how long a peer may wait for a connection or for bytes over TCP."""
+    reading_s: float = 0.0005
+    """The same while reads run."""
+    require_rdma: bool = False
+    """Refuse a peer whose pages would travel over anything else."""
+
+
 class ReadStatus(StrEnum):
     DONE = "done"
     """Every byte arrived, and then the page-table rows of the same pages."""
