@@ -115,6 +115,6 @@ def _rebuilt(detail: common_pb2.ErrorDetail, code: str) -> PdkvError:
         error = kind.__new__(kind)
         PdkvError.__init__(error, detail.message)
     error.fields = dict(detail.fields)
-    if kind is RemoteError:
+    if detail.kind not in KINDS:
         error.fields = {"code": code, "kind": detail.kind, **error.fields}
     return error

@@ -1,0 +1,270 @@
+"""Clients against a real server: errors, cancellation, deadlines, closing."""
+
+import asyncio
+import dataclasses
+from contextlib import aclosing
+
+import pytest
+
+from pdkv.errors import (
+    BoundsError,
+    ConfigError,
+    Draining,
+    LeaseExpired,
+    PdkvError,
+    PeerLost,
+    RemoteError,
+    WrongIncarnation,
+)
+from pdkv.ids import Incarnation, PeerName
+from pdkv.node.messages import Accepted, Token
+from pdkv.rpc.client import ClientSettings, GrpcDirectory
+from pdkv.rpc.convert import prefill
+from pdkv.rpc.errors import KINDS
+from tests.rpc import samples
+from tests.rpc.fakes import FakeDecode, FakePrefill, FakeRouter, Stream, collect, failure, run, serving, soon
+from tests.rpc.test_errors import example
+
+
+def test_every_call_arrives_and_is_answered() -> None:
+    async def body() -> None:
+        events = [samples.ACCEPTED, samples.pages(3, 1), samples.prefill_done(samples.pages(1, 3))]
+        node = FakePrefill(Stream(*events))
+        async with serving(node) as (server, directory):
+            peer = directory.peer(server.address)
+            assert await peer.connect(samples.intro(samples.D)) == samples.intro()
+            got = await collect(peer.prefill(samples.prefill_request()))
+            assert all(samples.same(a, b) for a, b in zip(got, events, strict=True))
+            assert await peer.renew_lease(samples.LEASE_CALL) == 30.0
+            await peer.release_lease(samples.LEASE_CALL)
+            assert await peer.status() == samples.status("prefill")
+            assert node.calls[:1] == [samples.intro(samples.D)]
+            assert node.calls[1:3] == [samples.LEASE_CALL] * 2
+            assert samples.same(node.stream.request, samples.prefill_request())
+
+    run(body)
+
+
+def test_decode_and_router_answer() -> None:
+    async def body() -> None:
+        events = [samples.TOKEN, samples.GENERATE_DONE]
+        async with serving(None, FakeDecode(Stream(*events)), FakeRouter(Stream(*events))) as (server, directory):
+            for client in (directory.decode(server.address), directory.router(server.address)):
+                assert await collect(client.generate(samples.generate_request())) == events
+            assert (await directory.decode(server.address).status()).role == "decode"
+            assert (await directory.router(server.address).status()).requests == 4
+
+    run(body)
+
+
+def test_each_error_arrives_as_its_class() -> None:
+    async def body() -> None:
+        node = FakePrefill()
+        async with serving(node) as (server, directory):
+            peer = directory.peer(server.address)
+            for kind in KINDS.values():
+                sent = example(kind)
+                node.error, node.stream = sent, Stream(samples.ACCEPTED, error=sent)
+                with pytest.raises(PdkvError) as caught:
+                    await peer.renew_lease(samples.LEASE_CALL)
+                seen, streamed = await failure(peer.prefill(samples.prefill_request()))
+                assert seen == [samples.ACCEPTED]
+                for error in (caught.value, streamed):
+                    assert type(error) is kind
+                    assert str(error) == str(sent)
+                    assert error.fields == {**sent.fields, "address": server.address}
+                    assert error.differences == sent.differences
+
+    run(body)
+
+
+def test_a_cancelled_caller_ends_the_stream_at_the_node() -> None:
+    async def body() -> None:
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with serving(node) as (server, directory):
+            task = asyncio.create_task(collect(directory.peer(server.address).prefill(samples.prefill_request())))
+            await soon(node.stream.waiting)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await soon(node.stream.ended)
+            assert node.stream.end in ("CancelledError", "GeneratorExit")
+
+    run(body)
+
+
+def test_closing_a_stream_early_ends_it_at_the_node() -> None:
+    async def body() -> None:
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with serving(node) as (server, directory):
+            async with aclosing(directory.peer(server.address).prefill(samples.prefill_request())) as events:
+                assert isinstance(await anext(events), Accepted)
+            await soon(node.stream.ended)
+
+    run(body)
+
+
+def test_a_node_blocked_in_a_write_is_ended_too() -> None:
+    """The client reads nothing, so the server waits for room; its generator must not be left open."""
+
+    async def body() -> None:
+        many = [dataclasses.replace(samples.pages(8192), first_index=i) for i in range(200)]
+        node = FakePrefill(Stream(samples.ACCEPTED, *many))
+        async with serving(node) as (server, directory):
+            async with aclosing(directory.peer(server.address).prefill(samples.prefill_request())) as events:
+                await anext(events)
+            await soon(node.stream.ended)
+            assert node.stream.end in ("CancelledError", "GeneratorExit")
+
+    run(body)
+
+
+def test_remaining_time_bounds_a_stream() -> None:
+    async def body() -> None:
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with serving(node) as (server, directory):
+            request = samples.prefill_request(remaining_s=0.2)
+            _, error = await failure(directory.peer(server.address).prefill(request))
+            assert error.kind == "DeadlineExceeded"
+            await soon(node.stream.ended)
+
+    run(body)
+
+
+def test_a_node_that_is_not_there_is_lost() -> None:
+    async def body() -> None:
+        async with serving(FakePrefill()) as (server, _):
+            address = server.address
+        directory = GrpcDirectory(insecure=True, settings=ClientSettings(connect_timeout_s=0.2))
+        peer = directory.peer(address)
+        with pytest.raises(PeerLost, match=r"could not be reached within 0\.2 s") as caught:
+            await peer.connect(samples.intro())
+        assert caught.value.fields["address"] == address
+        with pytest.raises(PeerLost):
+            await peer.renew_lease(samples.LEASE_CALL)
+        await directory.close()
+
+    run(body)
+
+
+def test_a_server_that_stops_ends_its_streams_with_a_status() -> None:
+    async def body() -> None:
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with serving(node) as (server, directory):
+            reading = asyncio.create_task(failure(directory.peer(server.address).prefill(samples.prefill_request())))
+            await soon(node.stream.waiting)
+            await server.stop(0)
+            _, error = await reading
+            assert error.kind in ("PeerLost", "RequestCancelled")
+            await soon(node.stream.ended)
+
+    run(body)
+
+
+def test_closing_the_directory_ends_calls_without_cancelling_their_callers() -> None:
+    async def body() -> None:
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with serving(node) as (server, directory):
+            reading = asyncio.create_task(failure(directory.peer(server.address).prefill(samples.prefill_request())))
+            await soon(node.stream.waiting)
+            await directory.close()
+            _, error = await reading
+            assert isinstance(error, PeerLost)
+
+    run(body)
+
+
+def test_one_channel_an_address() -> None:
+    async def body() -> None:
+        directory = GrpcDirectory(insecure=True)
+        one, two, other = directory.peer("h:1"), directory.decode("h:1"), directory.peer("h:2")
+        assert one._channel is two._channel
+        assert one._channel is not other._channel
+        await directory.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/x", "h", ""])
+def test_only_host_and_port_are_dialled(address: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        GrpcDirectory(insecure=True).peer(address)
+
+
+def test_nothing_is_dialled_in_plain_text_unasked() -> None:
+    with pytest.raises(ConfigError, match="insecure"):
+        GrpcDirectory().peer("h:1")
+
+
+def test_a_request_too_large_is_refused_before_it_is_sent() -> None:
+    async def body() -> None:
+        node = FakePrefill()
+        async with serving(node) as (server, directory):
+            request = samples.prefill_request((16 << 20) + 1)
+            _, error = await failure(directory.peer(server.address).prefill(request))
+            assert isinstance(error, BoundsError)
+            assert "Prefill, bytes of the message" in str(error)
+
+    run(body)
+
+
+def test_a_service_that_is_not_served_is_a_remote_error() -> None:
+    async def body() -> None:
+        async with serving(FakePrefill()) as (server, directory):
+            _, error = await failure(directory.decode(server.address).generate(samples.generate_request()))
+            assert isinstance(error, RemoteError)
+            assert error.fields["code"] == "UNIMPLEMENTED"
+
+    run(body)
+
+
+def test_nothing_is_retried() -> None:
+    async def body() -> None:
+        node = FakePrefill(error=Draining("not now"))
+        async with serving(node) as (server, directory):
+            with pytest.raises(Draining):
+                await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
+            assert len(node.calls) == 1
+
+    run(body)
+
+
+def test_a_late_renewal_is_told_so() -> None:
+    async def body() -> None:
+        async with serving(FakePrefill(error=LeaseExpired("over", lease="lease-1"))) as (server, directory):
+            with pytest.raises(LeaseExpired) as caught:
+                await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
+            assert caught.value.fields["lease"] == "lease-1"
+
+    run(body)
+
+
+def test_a_stream_of_another_life_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        real, reborn = prefill.prefill_event_to_pb, PeerName(samples.P.node, Incarnation("c" * 32))
+        monkeypatch.setattr(
+            prefill, "prefill_event_to_pb", lambda event, e: real(event, dataclasses.replace(e, sender=reborn))
+        )
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with serving(node) as (server, directory):
+            seen, error = await failure(directory.peer(server.address).prefill(samples.prefill_request()))
+            assert seen == []
+            assert isinstance(error, WrongIncarnation)
+            await soon(node.stream.ended)
+
+    run(body)
+
+
+def test_tokens_stream_as_they_are_made() -> None:
+    """The first is there while the node still works on the second."""
+
+    async def body() -> None:
+        node = FakeDecode(Stream(samples.TOKEN, hangs=True))
+        async with serving(None, node) as (server, directory):
+            stream = directory.decode(server.address).generate(samples.generate_request())
+            async with aclosing(stream) as events:
+                assert isinstance(await anext(events), Token)
+                assert not node.stream.ended.is_set()
+            await soon(node.stream.ended)
+
+    run(body)
