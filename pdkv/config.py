@@ -81,10 +81,11 @@ class ServiceConfig(BaseModel):
     advertise: str = ""
     """host or host:port that peers dial; empty: what was bound."""
     insecure: bool = False
-    """Serve and dial gRPC in plain text; without it there must be certificates."""
+    """Serve and dial gRPC in plain text. Has to be said: there is no other way yet, and none is assumed."""
     drain_grace_s: Seconds = 30.0
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe lines that are logged, to stderr."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -113,21 +114,30 @@ class NodeConfig(ServiceConfig):
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of the engine; none: its own choice."""
     main_row: str = "fp8_ds_mla"
+    """Row format of main KV."""
     draft_layers: Count = 0
+    """MTP layers with rows of their own in the pages."""
     indexer_types: Annotated[tuple[Literal["full", "shared"], ...], BeforeValidator(_listed)] | None = None
     """Overrides the model's list, to show that a peer with another list is refused."""
     pool_bytes: Bytes = 256 * MIB
     pool_pages: Annotated[int, Field(ge=2)] | None = None
     """Pages with the write sink; instead of `pool_bytes`."""
     memory: Literal["anonymous", "shared", "file", "torch"] = "anonymous"
+    """Kind of memory: private on huge pages, a memfd, a file, or torch's own."""
     memory_path: str = ""
     """Of the file, for memory "file"."""
     device: str = "cpu"
+    """Where the pool lies, as torch names it."""
     placement: Literal["page_major", "layer_major"] = "page_major"
+    """A page in one piece, or one buffer a layer."""
     digest: Literal["xxh3_64", "none"] = "xxh3_64"
+    """Proof of a page's bytes; none switches it off, for measuring only."""
     eagle_rule: Literal["none", "bigram", "drop_page"] = "none"
+    """How a prefix hit falls back for a draft head; the same on both nodes."""
     rollback_tokens: Count = 0
+    """Most tokens a rejected draft rolls back; the same on both nodes."""
     backend: Literal["nixl", "loopback"] = "nixl"
+    """What carries the pages; loopback works within one process only."""
     ucx_tls: str = ""
     """UCX transports to allow, as in UCX_TLS; empty: all."""
     net_devices: str = ""
@@ -137,6 +147,7 @@ class NodeConfig(ServiceConfig):
     read_max_bytes: Bytes = 64 * MIB
     """Most bytes of one READ: it bounds what a fence has to give up."""
     read_deadline_s: Seconds = 30.0
+    """Longest that one read may take before its pages are held back."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

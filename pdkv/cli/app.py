@@ -13,6 +13,9 @@ from typing import Annotated
 import typer
 
 from pdkv import __version__
+from pdkv.cli.demo import demo
+from pdkv.cli.generate import generate
+from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
 from pdkv.errors import PdkvError
 
@@ -44,7 +47,12 @@ def _root(
     pass
 
 
+app.command("demo")(demo)
 app.command("plan")(plan)
+app.command("prefill")(prefill)
+app.command("decode")(decode)
+app.command("router")(router)
+app.command("generate")(generate)
 
 
 def run(args: Sequence[str] | None = None) -> None:

@@ -53,7 +53,8 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
 def _field_parameter(name: str, cls: type[ServiceConfig]) -> inspect.Parameter:
     """Text for every field but switches: the config class reads it, as it reads a variable, and names what is wrong."""
     info = cls.model_fields[name]
-    default = "" if info.is_required() or info.default in ("", None, ()) else f" Default: {_shown(info.default)}."
+    plain = info.default_factory is None and not info.is_required() and info.default not in ("", None, ())
+    default = f" Default: {_shown(info.default)}." if plain else ""
     words = f"{info.description or ''}{default} [{ENV_PREFIX}{name.upper()}]".strip()
     return _parameter(name, (bool if info.annotation is bool else str) | None, None, words)
 

@@ -19,12 +19,14 @@ OUTPUT_TOKENS = 16
 KILLED_OUTPUT_TOKENS = 48
 FAULT_PROMPT_TOKENS = 700
 
-_WORDS = tuple(
-    """
-page slot token prefill decode chunk lease radix index latent scale rope row layer full shared hash digest seal
-read pool tree evict lock bump row commit verify admit draft accept reject wire lane rail agent peer node rank
-""".split()
+# fmt: off
+_WORDS = (
+    "page", "slot", "token", "prefill", "decode", "chunk", "lease", "radix", "index", "latent", "scale", "rope",
+    "row", "layer", "full", "shared", "hash", "digest", "seal", "read", "pool", "tree", "evict", "lock", "bump",
+    "row", "commit", "verify", "admit", "draft", "accept", "reject", "wire", "lane", "rail", "agent", "peer", "node",
+    "rank",
 )
+# fmt: on
 
 
 class Kind(StrEnum):
@@ -45,7 +47,7 @@ class Ask:
 
 
 def make_asks(requests: int, page_tokens: int) -> list[Ask]:
-    """`requests` asks of the first three kinds, at least 6 (one cold, one shared, four together); then the killed one."""
+    """`requests` asks of the first three kinds, at least one cold, one shared and four together; then the killed one."""
     together = 4 * max(1, requests // 8)
     shared = max(1, (requests - together) // 2)
     cold = max(1, requests - together - shared)
