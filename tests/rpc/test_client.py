@@ -147,6 +147,21 @@ def test_a_node_that_is_not_there_is_lost() -> None:
     run(body)
 
 
+def test_a_connection_that_breaks_is_a_lost_peer() -> None:
+    async def body() -> None:
+        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener:
+            host, port = listener.sockets[0].getsockname()
+            directory = GrpcDirectory(insecure=True)
+            _, error = await failure(directory.peer(f"{host}:{port}").prefill(samples.prefill_request()))
+            assert isinstance(error, PeerLost)
+            await directory.close()
+
+    run(body)
+
+
 def test_a_server_that_stops_ends_its_streams_with_a_status() -> None:
     async def body() -> None:
         node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))

@@ -1,0 +1,223 @@
+"""The router over scripted decode nodes, and once over real sockets."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from pdkv.errors import (
+    AccountMismatch,
+    BoundsError,
+    CapacityError,
+    ContractMismatch,
+    DeadlineExceeded,
+    Difference,
+    Draining,
+    NeverFits,
+    PdkvError,
+    PeerLost,
+    ProtocolError,
+    StalePages,
+)
+from pdkv.node.messages import GenerateEvent, GenerateRequest
+from pdkv.router.registry import Registry
+from pdkv.router.service import Router
+from tests.rpc import samples
+from tests.rpc.fakes import FakeDecode, Stream, collect, failure, run, serving, soon
+
+DONE = [samples.TOKEN, samples.GENERATE_DONE]
+MISMATCH = [Difference("index_topk", "64", "32", "content: equal")]
+
+
+def at(error: PdkvError, address: str) -> PdkvError:
+    """As the error looks when it comes from the node at `address`."""
+    error.fields = {**error.fields, "address": address}
+    return error
+
+
+class Nodes:
+    """`DecodeDirectory` over scripts, one a (decode, prefill) pair; those without one serve."""
+
+    def __init__(self, **scripts: Stream) -> None:
+        self.scripts = scripts
+        self.asked: list[tuple[str, str]] = []
+        self.requests: list[GenerateRequest] = []
+
+    def decode(self, address: str) -> "Node":
+        return Node(self, address)
+
+
+class Node:
+    def __init__(self, nodes: Nodes, address: str) -> None:
+        self._nodes = nodes
+        self._address = address
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        self._nodes.asked.append((self._address, request.prefill_address))
+        self._nodes.requests.append(request)
+        script = self._nodes.scripts.get(f"{self._address}_{request.prefill_address}")
+        return (script or Stream(*DONE))(request)
+
+
+def router(nodes: Nodes, prefills: int = 2, decodes: int = 2) -> tuple[Router, Registry]:
+    registry = Registry([f"p{i}" for i in range(prefills)], [f"d{i}" for i in range(decodes)], now=lambda: 0.0)
+    return Router(registry, nodes), registry
+
+
+def test_it_sets_the_prefill_node_and_passes_the_stream_on() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        service, _ = router(nodes)
+        for _ in range(4):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        assert sorted(nodes.asked) == [("d0", "p0"), ("d0", "p1"), ("d1", "p0"), ("d1", "p1")]
+        assert all(0 < r.remaining_s <= 30.0 for r in nodes.requests)
+        assert service.status().requests == 0
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("error", "then", "down"),
+    [
+        (at(PeerLost("gone"), "d0"), ("d1", "p1"), {"d0"}),
+        (at(PeerLost("gone"), "p0"), ("d1", "p1"), {"p0"}),
+        (at(Draining("leaving"), "p0"), ("d1", "p1"), {"p0"}),
+        (CapacityError("full", wanted=9), ("d1", "p1"), set()),
+        (ContractMismatch(MISMATCH), ("d1", "p1"), set()),
+    ],
+)
+def test_a_refusal_before_the_first_token_goes_to_another_pair(
+    error: PdkvError, then: tuple[str, str], down: set[str]
+) -> None:
+    async def body() -> None:
+        nodes = Nodes(d0_p0=Stream(error=error))
+        service, registry = router(nodes)
+        assert await collect(service.generate(samples.generate_request())) == DONE
+        assert nodes.asked == [("d0", "p0"), then]
+        assert {a for a in ("p0", "p1", "d0", "d1") if not registry.usable(a)} == down
+
+    run(body)
+
+
+def test_a_node_that_is_gone_is_asked_once_and_later_passed_over() -> None:
+    async def body() -> None:
+        gone = {f"d0_p{i}": Stream(error=at(PeerLost("gone"), "d0")) for i in range(2)}
+        nodes = Nodes(**gone)
+        service, registry = router(nodes)
+        for _ in range(4):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        assert [decode for decode, _ in nodes.asked].count("d0") == 1
+        assert service.status().decode["d0"] == "PeerLost: gone"
+        registry.mark_up("d0")
+        nodes.scripts.clear()
+        for _ in range(2):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        assert nodes.asked[-1][0] == "d0" or nodes.asked[-2][0] == "d0"
+        assert service.status().decode["d0"] == "up"
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BoundsError("max_tokens", 0, "at least 1"),
+        ProtocolError("bad"),
+        NeverFits("larger than the pool"),
+        AccountMismatch(MISMATCH),
+        StalePages("reused"),
+        DeadlineExceeded("late"),
+    ],
+)
+def test_what_another_pair_would_not_mend_is_not_rerouted(error: PdkvError) -> None:
+    async def body() -> None:
+        nodes = Nodes(d0_p0=Stream(error=error))
+        service, _ = router(nodes)
+        seen, raised = await failure(service.generate(samples.generate_request()))
+        assert (seen, raised) == ([], error)
+        assert len(nodes.asked) == 1
+
+    run(body)
+
+
+def test_after_the_first_token_nothing_is_asked_twice() -> None:
+    async def body() -> None:
+        lost = at(PeerLost("gone"), "d0")
+        nodes = Nodes(d0_p0=Stream(samples.TOKEN, error=lost))
+        service, _ = router(nodes)
+        seen, raised = await failure(service.generate(samples.generate_request()))
+        assert (seen, raised) == ([samples.TOKEN], lost)
+        assert len(nodes.asked) == 1
+
+    run(body)
+
+
+def test_when_every_pair_refuses_the_last_refusal_is_the_answer() -> None:
+    async def body() -> None:
+        full = {f"d{d}_p{p}": Stream(error=CapacityError(f"d{d} is full")) for d in range(2) for p in range(2)}
+        nodes = Nodes(**full)
+        service, _ = router(nodes)
+        _, raised = await failure(service.generate(samples.generate_request()))
+        assert isinstance(raised, CapacityError)
+        assert len(set(nodes.asked)) == len(nodes.asked) == 4
+
+    run(body)
+
+
+def test_no_pair_is_tried_past_the_deadline() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        service, _ = router(nodes)
+        _, raised = await failure(service.generate(samples.generate_request(remaining_s=0.0)))
+        assert isinstance(raised, DeadlineExceeded)
+        assert nodes.asked == []
+
+    run(body)
+
+
+def test_closing_the_stream_closes_the_one_behind_it() -> None:
+    async def body() -> None:
+        stream = Stream(samples.TOKEN, hangs=True)
+        service, _ = router(Nodes(d0_p0=stream))
+        async with aclosing(service.generate(samples.generate_request())) as events:
+            assert await anext(events) == samples.TOKEN
+            assert service.status().requests == 1
+        assert stream.ended.is_set()
+        assert service.status().requests == 0
+
+    run(body)
+
+
+def test_a_client_may_not_choose_the_prefill_node() -> None:
+    async def body() -> None:
+        service, _ = router(Nodes())
+        request = GenerateRequest(
+            samples.generate_request().request_id, samples.generate_request().tokens, prefill_address="p9:1"
+        )
+        _, raised = await failure(service.generate(request))
+        assert isinstance(raised, ProtocolError)
+
+    run(body)
+
+
+def test_over_sockets_a_dead_node_costs_a_request_nothing_and_a_cancel_goes_through() -> None:
+    async def body() -> None:
+        async with serving(None, FakeDecode()) as (dead, _):
+            gone = dead.address
+        node = FakeDecode(Stream(*DONE))
+        async with serving(None, node) as (server, directory):
+            service = Router(Registry(["p:1"], [gone, server.address]), directory)
+            async with serving(router=service) as (front, clients):  # type: ignore[arg-type]
+                client = clients.router(front.address)
+                assert await collect(client.generate(samples.generate_request())) == DONE
+                assert node.stream.request.prefill_address == "p:1"
+                assert (await client.status()).decode[gone].startswith("PeerLost")
+                node.stream = Stream(samples.TOKEN, hangs=True)
+                task = asyncio.create_task(collect(client.generate(samples.generate_request())))
+                await soon(node.stream.waiting)
+                task.cancel()
+                await soon(node.stream.ended)
+
+    run(body)
