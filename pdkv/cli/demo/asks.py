@@ -47,7 +47,7 @@ class Ask:
 
 
 def make_asks(requests: int, page_tokens: int) -> list[Ask]:
-    """`requests` asks of the first three kinds, at least one cold, one shared and four together; then the killed one."""
+    """`requests` asks of three kinds, at least one cold, one shared and four together; then the killed one."""
     together = 4 * max(1, requests // 8)
     shared = max(1, (requests - together) // 2)
     cold = max(1, requests - together - shared)
