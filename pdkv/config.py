@@ -120,6 +120,7 @@ class NodeConfig(ServiceConfig):
     indexer_types: Annotated[tuple[Literal["full", "shared"], ...], BeforeValidator(_listed)] | None = None
     """Overrides the model's list, to show that a peer with another list is refused."""
     pool_bytes: Bytes = 256 * MIB
+    """Memory of the pool, such as 2GiB; takes whole pages of it."""
     pool_pages: Annotated[int, Field(ge=2)] | None = None
     """Pages with the write sink; instead of `pool_bytes`."""
     memory: Literal["anonymous", "shared", "file", "torch"] = "anonymous"
@@ -171,6 +172,7 @@ class PrefillConfig(NodeConfig):
     chunk_tokens: Annotated[int, Field(gt=0, multiple_of=INDEX_PAGE_ROWS)] = 32_768
     """Tokens computed before the next pages are announced: whole pages."""
     lease_ttl_s: Seconds = 30.0
+    """How long a decode node may read a request's pages without renewing its lease."""
 
 
 class DecodeConfig(NodeConfig):
@@ -186,7 +188,9 @@ class RouterConfig(ServiceConfig):
     """A router."""
 
     prefill_addresses: Addresses = Field(min_length=1)
+    """Prefill nodes to send prompts to."""
     decode_addresses: Addresses = Field(min_length=1)
+    """Decode nodes to send requests to."""
 
 
 ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RouterConfig)

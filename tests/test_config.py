@@ -41,6 +41,14 @@ def test_defaults() -> None:
     assert not resolve(DecodeConfig, NODE, environ={}).allow_fault_injection
 
 
+def test_a_node_is_called_as_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host, name in (("pod-7", "pod-7"), ("a b.c", "a-b.c"), ("--", "node"), ("x" * 80, "x" * 63), ("", "node")):
+        monkeypatch.setattr("platform.node", lambda host=host: host)
+        made = resolve(DecodeConfig, {}, environ={}).node_id
+        assert made == name
+        assert resolve(DecodeConfig, {"node_id": made}, environ={}).node_id == name
+
+
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "node_id: file\nseed: 1\nthreads: 1\nlog_level: debug\n")
     environ = {"PDKV_SEED": "2", "PDKV_THREADS": "2", "HOME": "/"}
@@ -67,10 +75,14 @@ def test_an_environment_may_be_shared_between_roles() -> None:
     assert resolve(DecodeConfig, NODE, environ=environ).allow_fault_injection
 
 
+@pytest.mark.parametrize("cls", [PrefillConfig, DecodeConfig, RouterConfig])
+def test_every_field_says_what_it_is(cls: type[ServiceConfig]) -> None:
+    assert [name for name, field in cls.model_fields.items() if not field.description] == []
+
+
 @pytest.mark.parametrize(
     ("cls", "values", "field", "allowed"),
     [
-        (PrefillConfig, {}, "node_id", "no default"),
         (PrefillConfig, {"node_id": "a#b"}, "node_id", "pattern"),
         (PrefillConfig, {"chunk_token": 64}, "chunk_token", "chunk_tokens"),
         (DecodeConfig, {"chunk_tokens": 64}, "chunk_tokens", "prefill_addresses"),
@@ -98,7 +110,7 @@ def test_an_environment_may_be_shared_between_roles() -> None:
     ],
 )
 def test_refusals_name_the_field(cls: type[ServiceConfig], values: dict[str, Any], field: str, allowed: str) -> None:
-    error = refused(cls, values if field == "node_id" else {**NODE, **values})
+    error = refused(cls, {**NODE, **values})
     assert error.fields["field"] == field
     assert allowed in error.fields["allowed"]
     if field in values:
