@@ -1,0 +1,78 @@
+"""One state and one holder a page; the counts always add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pdkv.errors import BoundsError, IntegrityError
+from pdkv.ids import LocalPages
+from pdkv.kvcache.ownership import NOBODY, Ownership, PageState
+
+NUM_PAGES = 9
+
+
+def pages(*ids: int) -> LocalPages:
+    return LocalPages.checked(np.array(ids, np.int32), NUM_PAGES)
+
+
+@pytest.fixture
+def owned() -> Ownership:
+    """Pages 1 to 3 reserved for holder 7, 3 of them private."""
+    ownership = Ownership(NUM_PAGES)
+    ownership.move(pages(1, 2, 3).array, PageState.FREE, PageState.RESERVED, holder=7)
+    ownership.move(pages(3).array, PageState.RESERVED, PageState.PRIVATE, holder=7)
+    ownership.check()
+    return ownership
+
+
+def test_the_census_adds_up(owned: Ownership) -> None:
+    census = owned.census()
+    assert census == {"free": 5, "reserved": 2, "cached": 0, "private": 1, "quarantined": 0, "total": 8}
+    assert owned.holders(PageState.RESERVED, PageState.PRIVATE) == {7: 3}
+    assert np.flatnonzero(owned.in_state(PageState.RESERVED)).tolist() == [1, 2]
+
+
+def test_a_page_moves_only_from_the_state_it_is_in(owned: Ownership) -> None:
+    with pytest.raises(IntegrityError, match="page 3 is private, not reserved"):
+        owned.move(pages(1, 3).array, PageState.RESERVED, PageState.CACHED)
+    assert owned.census()["reserved"] == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "holder"), [(PageState.FREE, 7), (PageState.CACHED, 7), (PageState.PRIVATE, NOBODY)]
+)
+def test_free_and_cached_pages_have_no_holder_and_the_others_have_one(
+    owned: Ownership, target: PageState, holder: int
+) -> None:
+    with pytest.raises(IntegrityError):
+        owned.move(pages(1).array, PageState.RESERVED, target, holder=holder)
+    owned.check()
+
+
+def test_require_names_the_page_and_its_state(owned: Ownership) -> None:
+    owned.require(pages(1, 2), 7, PageState.RESERVED)
+    owned.require(pages(1, 3), 7, PageState.RESERVED, PageState.PRIVATE)
+    with pytest.raises(BoundsError, match=r"3 \(private\).*holder 7 has as reserved"):
+        owned.require(pages(1, 3), 7, PageState.RESERVED)
+    with pytest.raises(BoundsError, match="holder 8"):
+        owned.require(pages(1), 8, PageState.RESERVED)
+    assert owned.held(pages(1, 3, 4), 7, PageState.PRIVATE).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("broken", ["count", "state", "holder", "lost holder", "sink"])
+def test_check_sees_what_is_wrong(owned: Ownership, broken: str) -> None:
+    match broken:
+        case "count":
+            owned._counts[PageState.FREE] += 1
+        case "state":
+            owned._state[1] = PageState.FREE
+        case "holder":
+            owned._holder[5] = 7
+        case "lost holder":
+            owned._holder[1] = NOBODY
+        case "sink":
+            owned._state[0] = PageState.FREE
+            owned._counts = np.bincount(owned._state, minlength=len(PageState))
+    with pytest.raises(IntegrityError):
+        owned.check()
