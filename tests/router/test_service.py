@@ -120,6 +120,17 @@ def test_a_node_that_is_gone_is_asked_once_and_later_passed_over() -> None:
     run(body)
 
 
+def test_a_node_that_is_gone_is_not_asked_again_for_the_same_request() -> None:
+    async def body() -> None:
+        nodes = Nodes(d0_p0=Stream(error=at(PeerLost("gone"), "d0")))
+        service, _ = router(nodes, decodes=1)
+        _, raised = await failure(service.generate(samples.generate_request()))
+        assert isinstance(raised, PeerLost)
+        assert nodes.asked == [("d0", "p0")]
+
+    run(body)
+
+
 @pytest.mark.parametrize(
     "error",
     [

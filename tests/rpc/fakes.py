@@ -45,9 +45,15 @@ class Stream:
         """All events are out; a hanging stream waits here."""
         self.ended = asyncio.Event()
         self.end: str = ""
+        self.opened: list[AsyncGenerator[Any, None]] = []
+        """Kept, so that only a caller that closes them ends them, not the garbage collector."""
 
-    async def __call__(self, request: Any) -> AsyncGenerator[Any, None]:
+    def __call__(self, request: Any) -> AsyncGenerator[Any, None]:
         self.request = request
+        self.opened.append(self._run())
+        return self.opened[-1]
+
+    async def _run(self) -> AsyncGenerator[Any, None]:
         try:
             for event in self.events:
                 yield event
