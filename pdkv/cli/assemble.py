@@ -6,6 +6,7 @@ lists; nothing is served before every part exists.
 
 from __future__ import annotations
 
+import os
 import platform
 
 import torch
@@ -23,9 +24,9 @@ from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import Worker
-from pdkv.transfer.backends.loopback import LoopbackBackend
-from pdkv.transfer.backends.nixl import NixlBackend
-from pdkv.transfer.engine import TransferEngine, TransferSettings
+from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.engine import TransferEngine
+from pdkv.transfer.orders import TransferSettings
 
 
 def build_parts(config: NodeConfig) -> NodeParts:
@@ -76,7 +77,9 @@ def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Cont
 
 
 def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool) -> TransferEngine:
+    """UCX reads its settings from the environment when the agent is made; what the operator set there wins."""
+    for variable, value in (("UCX_TLS", config.ucx_tls), ("UCX_NET_DEVICES", config.net_devices)):
+        if value:
+            os.environ.setdefault(variable, value)
     settings = TransferSettings(read_max_bytes=config.read_max_bytes, require_rdma=config.require_rdma)
-    if config.backend == "loopback":
-        return TransferEngine(LoopbackBackend, name, pool.map(), settings=settings)
-    return TransferEngine(NixlBackend, name, pool.map(), settings=settings)
+    return TransferEngine(backend_factory(config.backend), name, pool.map(), settings=settings)

@@ -155,9 +155,9 @@ class DecodeNode:
         parts, sampling, done = self.parts, request.sampling, admitted.done
         token, position = done.first_token, len(prompt.tokens)
         emit(Token(0, token, done.first_logprob, done.logits_digest))
-        output = reservation.sequence[prompt.pages :]
-        if len(output):
-            parts.manager.take_private(reservation, output)
+        parts.manager.take_private(reservation, reservation.sequence[prompt.pages :])
+        # The tail page gets this node's own tokens from here on: nobody may take it for what was sealed.
+        parts.manager.reopen_private(reservation, reservation.sequence[prompt.recorded_pages : prompt.pages])
         made = 1
         while made < sampling.max_tokens and token not in sampling.stop_tokens:
             step = np.array([token], np.uint32)
