@@ -97,12 +97,6 @@ class ServiceConfig(BaseModel):
                 raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
         return self
 
-    def advertised(self, bound_port: int) -> str:
-        """host:port that peers dial, once the listening port is known."""
-        if not self.advertise:
-            return f"{_host(self.bind)}:{bound_port}"
-        return self.advertise if _host(self.advertise) != self.advertise else f"{self.advertise}:{bound_port}"
-
 
 class NodeConfig(ServiceConfig):
     """A rank with a pool: prefill or decode."""

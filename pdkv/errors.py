@@ -53,7 +53,8 @@ class ConfigError(PdkvError):
     status = "INVALID_ARGUMENT"
 
     def __init__(self, field: str, have: object, allowed: object) -> None:
-        super().__init__(f"{field}: {have!r} can't be used; allowed: {allowed}", field=field, have=have, allowed=allowed)
+        words = f"{field}: {have!r} can't be used; allowed: {allowed}"
+        super().__init__(words, field=field, have=have, allowed=allowed)
 
 
 class BoundsError(PdkvError):

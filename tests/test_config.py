@@ -135,16 +135,6 @@ def test_a_missing_file_is_refused_and_an_empty_one_is_not(tmp_path: Path) -> No
     assert load_config_file(yaml_file(tmp_path, "")) == {}
 
 
-def test_advertised_address() -> None:
-    def advertised(**values: str) -> str:
-        return resolve(NodeConfig, {**NODE, **values}, environ={}).advertised(7000)
-
-    assert advertised() == "127.0.0.1:7000"
-    assert advertised(bind="0.0.0.0:0", advertise="host-a") == "host-a:7000"
-    assert advertised(bind="[::]:0", advertise="host-a:9") == "host-a:9"
-    assert advertised(bind="[::1]:0") == "[::1]:7000"
-
-
 def test_total_pages() -> None:
     def total(**values: object) -> int:
         return resolve(NodeConfig, {**NODE, **values}, environ={}).total_pages(1000)

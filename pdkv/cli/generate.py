@@ -56,7 +56,9 @@ def generate(
     if bool(decode) == bool(router):
         raise ConfigError("decode, router", f"{decode!r}, {router!r}", "exactly one of the two")
     try:
-        asyncio.run(_generate(_Where(decode, router), _request(prompt, _sampling(sample, max_tokens)), json_wanted))
+        asyncio.run(
+            _generate(_Where(decode, router), _request(prompt, _sampling(sample, max_tokens)), json_wanted=json_wanted)
+        )
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -105,7 +107,7 @@ def _request(prompt: str, sampling: Sampling) -> GenerateRequest:
     return GenerateRequest(RequestId(secrets.token_hex(8)), tokens, sampling)
 
 
-async def _generate(where: _Where, request: GenerateRequest, json_wanted: bool, /) -> None:
+async def _generate(where: _Where, request: GenerateRequest, *, json_wanted: bool) -> None:
     from pdkv.node.messages import GenerateDone
     from pdkv.rpc.client import GrpcDirectory
 

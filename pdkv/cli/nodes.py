@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
-    from pdkv.cli.serve import run_service, run_until_told
+    from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.node.prefill import PrefillNode, PrefillSettings
     from pdkv.rpc.server import GrpcServer, Services
 
@@ -27,7 +27,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
             node = PrefillNode(parts, PrefillSettings(config.chunk_tokens, config.lease_ttl_s))
             server = GrpcServer(_endpoint(config), Services(prefill=node), insecure=config.insecure)
             watch = asyncio.create_task(node.watch_leases())
-            await run_until_told(config, server, _facts("prefill", parts.name), options)
+            await run_until_told(Served(config, server, "prefill", str(parts.name), node.drain), options)
             watch.cancel()
         finally:
             parts.close()
@@ -37,7 +37,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
 
 def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
-    from pdkv.cli.serve import run_service, run_until_told
+    from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.node.decode import DecodeNode, DecodeSettings
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
@@ -49,7 +49,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             settings = DecodeSettings(config.prefill_addresses, config.read_deadline_s, config.allow_fault_injection)
             node = DecodeNode(parts, directory, settings)
             server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)
-            await run_until_told(config, server, _facts("decode", parts.name), options)
+            await run_until_told(Served(config, server, "decode", str(parts.name), node.drain), options)
         finally:
             await directory.close()
             parts.close()
@@ -58,7 +58,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
 
 
 def run_router(config: RouterConfig, options: ServeOptions) -> None:
-    from pdkv.cli.serve import run_service, run_until_told
+    from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.router.registry import Registry
     from pdkv.router.service import Router
     from pdkv.rpc.client import GrpcDirectory
@@ -69,7 +69,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
         try:
             router = Router(Registry(config.prefill_addresses, config.decode_addresses), directory)
             server = GrpcServer(_endpoint(config), Services(router=router), insecure=config.insecure)
-            await run_until_told(config, server, _facts("router", config.node_id), options)
+            await run_until_told(Served(config, server, "router", config.node_id, router.drain), options)
         finally:
             await directory.close()
 
@@ -80,10 +80,6 @@ def _endpoint(config: ServiceConfig) -> Endpoint:
     from pdkv.rpc.transport import Endpoint
 
     return Endpoint(config.bind, config.advertise)
-
-
-def _facts(role: str, name: object) -> dict[str, str]:
-    return {"role": role, "name": str(name)}
 
 
 prefill = config_command(

@@ -1,7 +1,8 @@
 """A serving process: says where it serves, runs until it is told to end, then gives everything back in order.
 
-Guarantees: SIGTERM and SIGINT end it the same way: not ready first, running calls a grace period, then the agents, then
-the process; the address is said only once the port is open and the health service answers SERVING.
+Guarantees: SIGTERM and SIGINT end it the same way: not ready and no new requests first, then running ones and leases
+have a grace period (lease calls are still answered), then the agents go, then the process; the address is said only
+once the port is open and the health service answers SERVING.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from pdkv.cli.options import ServeOptions
 from pdkv.config import ServiceConfig
-from pdkv.errors import PeerLost
+from pdkv.errors import DeadlineExceeded, PeerLost
+from pdkv.node.flow import deadline
 from pdkv.rpc.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -45,24 +48,42 @@ def set_up_logging(config: ServiceConfig) -> None:
     )
 
 
-async def run_until_told(
-    config: ServiceConfig, server: GrpcServer, facts: dict[str, str], options: ServeOptions
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server and what stands behind it."""
+
+    config: ServiceConfig
+    server: GrpcServer
+    role: str
+    name: str
+    drain: Callable[[], Awaitable[None]]
+    """Refuse new requests; return when the running ones, and what they left to be read, have ended."""
+
+
+async def run_until_told(served: Served, options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; a second one is left to the default, which ends the process at once."""
+    config, server = served.config, served.server
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     address = await server.start()
-    facts = {**facts, "address": address}
+    facts = {"role": served.role, "name": served.name, "address": address}
     if options.json:
         print(json.dumps(facts), flush=True)
     log.info("serving %s", " ".join(f"{name}={value}" for name, value in facts.items()))
     await told.wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
-    log.info("told to end: no new calls, running ones have %.3g s", config.drain_grace_s)
-    await server.stop(config.drain_grace_s)
+    log.info("told to end: no new requests, running ones and leases have %.3g s", config.drain_grace_s)
+    await server.set_serving(serving=False)
+    try:
+        async with deadline(config.drain_grace_s, "draining"):
+            await served.drain()
+    except DeadlineExceeded as error:
+        log.warning("%s: what is left is cancelled", error)
+    await server.stop(0.0)
+    log.info("ended")
 
 
 def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], options: ServeOptions) -> None:

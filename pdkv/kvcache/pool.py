@@ -70,7 +70,7 @@ class SlotPool:
         path: str | None = None,
         device: str = "cpu",
     ) -> Self:
-        """A pool in memory of its own; `path` is for memory "file". Raises `ConfigError` on a size or kind that can't be had."""
+        """A pool in memory of its own; `path` is for memory "file". Raises `ConfigError` on what can't be had."""
         if placement not in _MAKERS:
             raise ConfigError("placement", placement, ", ".join(_MAKERS))
         place = _MAKERS[placement](fmt, num_pages)

@@ -8,7 +8,7 @@ or with a named error, and gives back all it held.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from pdkv.errors import (
     ContractMismatch,
     DeadlineExceeded,
     Difference,
+    Draining,
     DuplicateRequest,
     LeaseExpired,
     PdkvError,
@@ -31,7 +32,7 @@ from pdkv.ids import RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts, PeerBook, PeerState
 from pdkv.node.faults import fault_named
-from pdkv.node.flow import deadline, streamed, together
+from pdkv.node.flow import Idle, deadline, streamed, together
 from pdkv.node.intake import Intake, IntakeCount
 from pdkv.node.messages import (
     Accepted,
@@ -94,6 +95,8 @@ class DecodeNode:
         self._turn = 0
         self.farewells: set[asyncio.Task[None]] = set()
         """Lease releases on their way: no request waits for them."""
+        self.draining = False
+        self._idle = Idle(lambda: len(self._running) + len(self.farewells))
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """`Token` by token, then `GenerateDone`. Closing it is the abort."""
@@ -106,7 +109,21 @@ class DecodeNode:
     def status(self) -> NodeStatus:
         return self.peers.status("decode", leases=0, requests=len(self._running))
 
+    async def drain(self) -> None:
+        """Take no new requests; return when running ones have ended and prefill nodes were told so."""
+        self.draining = True
+        await self._idle.wait()
+
+    def say_farewell(self, farewell: Coroutine[None, None, None]) -> None:
+        """Run it beside the requests; `drain` waits for it."""
+        task = asyncio.create_task(farewell)
+        self.farewells.add(task)
+        task.add_done_callback(self.farewells.discard)
+        task.add_done_callback(lambda _: self._idle.changed())
+
     async def _serve(self, request: GenerateRequest, emit: Emit) -> None:
+        if self.draining:
+            raise Draining("this node is draining", node=self.parts.name)
         if request.request_id in self._running:
             raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)
         if request.sampling.max_tokens < 1:
@@ -118,6 +135,7 @@ class DecodeNode:
                 await self._generate(request, prompt, emit)
         finally:
             self._running.discard(request.request_id)
+            self._idle.changed()
 
     async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
         """Reserve everything, bring the prompt in, decode; give everything back."""
@@ -242,9 +260,7 @@ class _Pull:
             require_equal_accounts(account_of(self._prompt, self._parts.contract), done.account)
         finally:
             if self._lease is not None:
-                farewell = asyncio.create_task(self._release(self._lease))
-                self._node.farewells.add(farewell)
-                farewell.add_done_callback(self._node.farewells.discard)
+                self._node.say_farewell(self._release(self._lease))
         admitted_s = _now()
         shipment = self._shipment(intake.count, done, exposed_s=admitted_s - heard_s, ttft_s=admitted_s - began_s)
         return _Admitted(done, shipment)

@@ -64,6 +64,24 @@ async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
         raise DeadlineExceeded(f"{what} did not end within {seconds:.3g} s", what=what, seconds=seconds) from error
 
 
+class Idle:
+    """Something that can be waited for to have ended: running requests, held leases."""
+
+    def __init__(self, busy: Callable[[], int]) -> None:
+        self._busy = busy
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """To be called after anything has ended."""
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Return once nothing is busy."""
+        while self._busy():
+            self._changed.clear()
+            await self._changed.wait()
+
+
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
     """A task group whose first error is raised as itself; the other tasks, and the body, have ended by then."""

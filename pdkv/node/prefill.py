@@ -19,7 +19,7 @@ from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.lease import LeaseTable
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts, PeerBook
-from pdkv.node.flow import deadline, streamed, together
+from pdkv.node.flow import Idle, deadline, streamed, together
 from pdkv.node.messages import (
     Accepted,
     LeaseCall,
@@ -60,6 +60,7 @@ class PrefillNode:
         self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
         self._tasks: dict[LeaseId, asyncio.Task[object]] = {}
         self._lease_added = asyncio.Event()
+        self._idle = Idle(lambda: len(self._running) + len(self.leases))
 
     async def connect(self, intro: NodeIntro) -> NodeIntro:
         """Compare contracts, learn the peer's memory, answer with this node's own introduction."""
@@ -98,7 +99,13 @@ class PrefillNode:
             except TimeoutError:
                 continue
 
+    async def drain(self) -> None:
+        """Take no new requests; return when running ones have ended and every lease with them."""
+        self.draining = True
+        await self._idle.wait()
+
     def _let_go(self, lease_id: LeaseId) -> None:
+        self._idle.changed()
         if task := self._tasks.get(lease_id):
             task.cancel()
         self.parts.manager.drop_lease(lease_id)
@@ -121,6 +128,7 @@ class PrefillNode:
                 await self._leased(request, prompt, lease_id, emit)
         finally:
             del self._running[key], self._tasks[lease_id]
+            self._idle.changed()
 
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
         """The lease outlives a stream that ended well: the caller's last pull is still running."""

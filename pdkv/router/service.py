@@ -28,6 +28,7 @@ from pdkv.errors import (
     ProtocolError,
     WrongIncarnation,
 )
+from pdkv.node.flow import Idle
 from pdkv.node.messages import GenerateEvent, GenerateRequest, RouterStatus
 from pdkv.node.ports import DecodeService
 from pdkv.router.policy import Pair, RoundRobin
@@ -57,6 +58,8 @@ class Router:
         self._policy = RoundRobin(registry)
         self._nodes = nodes
         self._requests = 0
+        self._idle = Idle(lambda: self._requests)
+        self.draining = False
 
     def status(self) -> RouterStatus:
         return self._registry.status(self._requests)
@@ -66,6 +69,8 @@ class Router:
         `ProtocolError` if the request names a prefill node: that is the router's to choose."""
         if request.prefill_address:
             raise ProtocolError("prefill_address is the router's to set", field="prefill_address")
+        if self.draining:
+            raise Draining("this router is draining")
         self._requests += 1
         try:
             async with aclosing(self._routed(request)) as events:
@@ -73,6 +78,12 @@ class Router:
                     yield event
         finally:
             self._requests -= 1
+            self._idle.changed()
+
+    async def drain(self) -> None:
+        """Take no new requests; return when the running ones have ended."""
+        self.draining = True
+        await self._idle.wait()
 
     async def _routed(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         loop = asyncio.get_running_loop()

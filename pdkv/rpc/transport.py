@@ -50,8 +50,8 @@ _SERVER_OPTIONS: Options = [
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens (`bind`, host:port; port 0: any free one) and what it tells others (`advertise`, a host;
-    empty: the one it binds)."""
+    """Where a server listens (`bind`, host:port; port 0: any free one) and what it tells others (`advertise`, a
+    host or host:port; empty: the host it binds)."""
 
     bind: str
     advertise: str = ""
@@ -66,10 +66,12 @@ def require_address(field: str, address: str) -> str:
 
 def advertised(endpoint: Endpoint, port: int) -> str:
     """host:port for others. Raises `ConfigError` if that would be a wildcard."""
-    host = endpoint.advertise or require_address("bind", endpoint.bind).rpartition(":")[0]
+    said = endpoint.advertise or require_address("bind", endpoint.bind).rpartition(":")[0]
+    address = said if ADDRESS.fullmatch(said) else f"{said}:{port}"
+    host = address.rpartition(":")[0]
     if host in WILDCARDS:
         raise ConfigError("advertise", endpoint.advertise, f"a host that others reach; {host} is none")
-    return require_address("advertise", f"{host}:{port}")
+    return require_address("advertise", address)
 
 
 def open_channel(address: str, *, insecure: bool) -> grpc.aio.Channel:

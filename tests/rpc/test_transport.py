@@ -24,6 +24,7 @@ def test_advertised_is_what_others_can_reach() -> None:
     assert advertised(Endpoint("127.0.0.1:0"), 41) == "127.0.0.1:41"
     assert advertised(Endpoint("0.0.0.0:0", "pod-1.pool"), 41) == "pod-1.pool:41"
     assert advertised(Endpoint("[::]:0", "[fd00::1]"), 41) == "[fd00::1]:41"
+    assert advertised(Endpoint("0.0.0.0:0", "pod-1.pool:7000"), 41) == "pod-1.pool:7000"
     for endpoint in (Endpoint("0.0.0.0:0"), Endpoint("[::]:0"), Endpoint("127.0.0.1:0", "0.0.0.0")):
         with pytest.raises(ConfigError, match="advertise"):
             advertised(endpoint, 41)

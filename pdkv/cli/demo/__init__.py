@@ -37,7 +37,7 @@ def demo(
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "the demo", "pip install 'pdkv[reference]'")
     try:
-        report = asyncio.run(_shown(requests, json_wanted))
+        report = asyncio.run(_shown(requests, to_stderr=json_wanted))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     if json_wanted:
@@ -46,7 +46,7 @@ def demo(
         raise SystemExit(FAILED)
 
 
-async def _shown(requests: int, json_wanted: bool, /) -> Report:
+async def _shown(requests: int, *, to_stderr: bool) -> Report:
     """Run it with a live table on a terminal, or a line a step elsewhere."""
     from rich.console import Console, Group
     from rich.live import Live
@@ -55,7 +55,7 @@ async def _shown(requests: int, json_wanted: bool, /) -> Report:
     from pdkv.cli.demo.report import check_table, control_table, request_table
     from pdkv.cli.demo.run import Demo
 
-    console = Console(stderr=json_wanted)
+    console = Console(stderr=to_stderr)
     rows: list[RequestRow] = []
     spinner = Spinner("dots", "starting")
     live = Live(console=console, get_renderable=lambda: Group(request_table(rows), spinner), transient=True)

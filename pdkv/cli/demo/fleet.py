@@ -65,8 +65,7 @@ class Fleet:
     """An async context: every process started in it has ended when it is left."""
 
     def __init__(self) -> None:
-        self._nodes: list[NodeProcess] = []
-        self._starting: set[asyncio.subprocess.Process] = set()
+        self._processes: list[asyncio.subprocess.Process] = []
         self._logs = tempfile.TemporaryDirectory(prefix="pdkv-")
 
     async def __aenter__(self) -> Self:
@@ -75,13 +74,10 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._starting:
-            process.kill()
-        for node in self._nodes:
-            node.kill()
-        for node in self._nodes:
-            await node.wait()
-        for process in list(self._starting):
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+        for process in self._processes:
             await process.wait()
         self._logs.cleanup()
 
@@ -96,7 +92,7 @@ class Fleet:
                 stderr=sink,
                 start_new_session=True,  # Ctrl-C in the terminal is for the parent, which then ends its nodes
             )
-        self._starting.add(process)
+        self._processes.append(process)
         if process.stdout is None:
             raise PeerLost(f"{name} has no output to read its address from", node=name)
         async with deadline(START_DEADLINE_S, f"{name} starting"):
@@ -105,10 +101,7 @@ class Fleet:
             await process.wait()
             said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
             raise PeerLost(f"{name} ended with {process.returncode} before it served:\n{said}", node=name)
-        node = NodeProcess(name, process, log, json.loads(line))
-        self._nodes.append(node)
-        self._starting.discard(process)
-        return node
+        return NodeProcess(name, process, log, json.loads(line))
 
 
 def command(role: str, name: str, flags: Mapping[str, str | int | bool]) -> list[str]:

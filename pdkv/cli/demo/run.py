@@ -143,15 +143,14 @@ class Demo:
                 prefill_address=prefill.address,
                 fault=fault,
             )
-            words = ", ".join(f"page {page}: {cache}" for page, cache in expected.items())
+            words = _pages(expected)
             try:
                 served = await self._ask(decode, request)
                 row = ControlRow(fault, words, f"nothing: {len(served.tokens)} tokens came out", ok=False)
             except DigestMismatch as error:
                 named = {int(p): c for p, c in re.findall(r"prompt page (\d+) in local page \d+: (\w+)", str(error))}
                 ok = expected.items() <= named.items()
-                found = ", ".join(f"page {page}: {cache}" for page, cache in named.items())
-                row = ControlRow(fault, words, f"{error.status}: {found}", ok=ok)
+                row = ControlRow(fault, words, f"{error.status}: {_pages(named)}", ok=ok)
             except PdkvError as error:
                 row = ControlRow(fault, words, f"{error.kind}: {error}", ok=False)
             self.report.controls.append(row)
@@ -266,3 +265,11 @@ class Demo:
             for s in ships
         )
         checks["telemetry"] = whole and all(s.bytes_backend == s.bytes_main + s.bytes_index > 0 for s in ships)
+
+
+def _pages(named: dict[int, str]) -> str:
+    """Pages of one cache together: "pages 0 1 2 index"."""
+    of: dict[str, list[str]] = {}
+    for page, cache in named.items():
+        of.setdefault(cache, []).append(str(page))
+    return ", ".join(f"page{'s' if len(pages) > 1 else ''} {' '.join(pages)} {cache}" for cache, pages in of.items())
