@@ -174,5 +174,5 @@ def test_a_pool_map_that_leaves_its_regions_is_refused() -> None:
         {"segments": (replace(first, length=0, stride=0), *rest)},
     ):
         with pytest.raises(BoundsError):
-            replace(good, **bad)  # type: ignore[arg-type]
+            replace(good, **bad)
     assert replace(good) == good
