@@ -64,7 +64,7 @@ def make_asks(requests: int, page_tokens: int) -> list[Ask]:
         tokens = np.concatenate((base[: pages * page_tokens], own)).astype(np.uint32)
         asks.append(Ask(f"shared-{i}", Kind.SHARED, tokens, _sampling(i + 1), pages))
     for i in range(together):
-        asks.append(Ask(f"together-{i}", Kind.TOGETHER, text_tokens(2000 + i, 1000 + 150 * (i % 4)), _sampling(i)))
+        asks.append(Ask(f"four-{i}", Kind.TOGETHER, text_tokens(2000 + i, 1000 + 150 * (i % 4)), _sampling(i)))
     killed = Sampling(max_tokens=KILLED_OUTPUT_TOKENS)
     asks.append(Ask("killed-0", Kind.KILLED, text_tokens(3000, 1500), killed))
     return asks
