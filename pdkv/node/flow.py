@@ -7,12 +7,13 @@ whatever it held is given back; a step that runs in a thread is never abandoned,
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from pdkv.errors import DeadlineExceeded
+from pdkv.errors import BoundsError, DeadlineExceeded, RequestCancelled
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -34,7 +35,11 @@ async def settle(future: asyncio.Future[Any]) -> None:
 
 
 async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> AsyncGenerator[T, None]:
-    """Yield what `run(emit)` emits. `run` goes on while the consumer is busy; its error is raised after its events."""
+    """Yield what `run(emit)` emits. `run` goes on while the consumer is busy; its error is raised after its events.
+
+    Raises `RequestCancelled` if `run` was cancelled by somebody else than its consumer: `asyncio.CancelledError` would
+    tell the consumer that it was cancelled itself.
+    """
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
 
     async def body() -> None:
@@ -45,6 +50,8 @@ async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> Asy
     try:
         while (item := await queue.get()) is not None:
             yield item[0]
+        if task.cancelled():
+            raise RequestCancelled("the request was cancelled inside the node")
         await task
     finally:
         task.cancel()
@@ -53,7 +60,12 @@ async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> Asy
 
 @asynccontextmanager
 async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
-    """Cancel the body after `seconds`; raises `DeadlineExceeded` naming what was waited for."""
+    """Cancel the body after `seconds`; raises `DeadlineExceeded` naming what was waited for.
+
+    Raises `BoundsError` for what is no finite number: NaN would put the loop's other timers out of order.
+    """
+    if not math.isfinite(seconds):
+        raise BoundsError(f"deadline of {what}, seconds", seconds, "a finite number")
     scope = asyncio.timeout(seconds)
     try:
         async with scope:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ from pdkv.node.messages import (
 )
 from pdkv.node.ports import Logits
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
-from pdkv.node.sampling import logits_digest, sample
+from pdkv.node.sampling import logits_digest, require_finite, sample
 
 Emit = Callable[[PrefillEvent], None]
 
@@ -67,9 +68,21 @@ class PrefillNode:
         await self.peers.admit(intro)
         return self.parts.intro()
 
-    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        """`Accepted`, then `PagesSealed` as pages become final, then `PrefillDone`. Closing it is the abort."""
-        return streamed(lambda emit: self._serve(request, emit))
+    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        """`Accepted`, then `PagesSealed` as pages become final, then `PrefillDone`. Closing it is the abort.
+
+        The lease outlives only a stream that was taken to its end: the caller's last pull is still running.
+        """
+        lease_id = LeaseId(secrets.token_hex(16))
+        events: AsyncGenerator[PrefillEvent, None] = streamed(lambda emit: self._serve(request, lease_id, emit))
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        except BaseException:
+            if self.leases.release(lease_id, request.envelope.sender):
+                self._let_go(lease_id)
+            raise
 
     async def renew_lease(self, call: LeaseCall) -> float:
         """The lease's full life again, in seconds. Raises `LeaseExpired`: a late renewal revives nothing."""
@@ -110,7 +123,7 @@ class PrefillNode:
             task.cancel()
         self.parts.manager.drop_lease(lease_id)
 
-    async def _serve(self, request: PrefillRequest, emit: Emit) -> None:
+    async def _serve(self, request: PrefillRequest, lease_id: LeaseId, emit: Emit) -> None:
         self.peers.check(request.envelope)
         if self.draining:
             raise Draining("this node is draining", node=self.parts.name)
@@ -120,7 +133,6 @@ class PrefillNode:
         prompt = plan_prompt(request.tokens, request.namespace, self.parts.contract)
         if not 0 <= request.first_page_wanted <= prompt.recorded_pages:
             raise BoundsError("first_page_wanted", request.first_page_wanted, f"0 to {prompt.recorded_pages}")
-        lease_id = LeaseId(secrets.token_hex(16))
         self._running[key] = lease_id
         self._tasks[lease_id] = _this_task()
         try:
@@ -131,25 +143,22 @@ class PrefillNode:
             self._idle.changed()
 
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
-        """The lease outlives a stream that ended well: the caller's last pull is still running."""
+        """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
         manager = self.parts.manager
         reservation = manager.reserve(
             prompt.hashes, prompt.pages, max_hit_pages=prompt.prefill_hit_pages, drop_pages=prompt.drop_pages
         )
-        owner = request.envelope.sender
         try:
-            self.leases.grant(lease_id, owner, self.settings.lease_ttl_s, _now())
+            self.leases.grant(lease_id, request.envelope.sender, self.settings.lease_ttl_s, _now())
             self._lease_added.set()
             emit(Accepted(lease_id, self.settings.lease_ttl_s))
             done = await _PrefillRun(self.parts, self.settings, request, prompt, reservation).run(emit)
-            if lease_id not in self.leases:
-                raise LeaseExpired(f"lease {lease_id} ended while prefill ran", lease=lease_id)
             manager.hand_over(reservation, lease_id)
             emit(done)
-        except BaseException:
-            self.leases.release(lease_id, owner)
-            manager.drop_lease(lease_id)
-            raise
+        except asyncio.CancelledError:
+            if lease_id in self.leases:
+                raise
+            raise LeaseExpired(f"lease {lease_id} ended while prefill ran", lease=lease_id) from None
         finally:
             manager.end(reservation)
 
@@ -202,6 +211,8 @@ class _PrefillRun:
             for start in starts:
                 stop = min(start + self._chunk_tokens, len(tokens))
                 logits = await parts.steps.run(parts.engine.forward, tokens[start:stop], start, self._pages)
+                # What made such logits may stand in the pages, and the tree would serve it to everybody.
+                require_finite(logits, stop)
                 if sealing:
                     await sealing
                 sealing = group.create_task(self._seal_until(stop, emit))

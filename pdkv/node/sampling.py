@@ -52,6 +52,11 @@ def _check(logits: npt.NDArray[np.float32], sampling: Sampling, position: int) -
         raise BoundsError("top_p", sampling.top_p, "above 0, up to 1")
     if position < 0:
         raise BoundsError("position", position, "0 or more")
+    require_finite(logits, position)
+
+
+def require_finite(logits: npt.NDArray[np.float32], position: int) -> None:
+    """Raises `BadLogits` naming the first token whose logit is NaN or infinite."""
     finite = np.isfinite(logits)
     if not finite.all():
         first = int(finite.argmin())
