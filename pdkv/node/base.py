@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
+from weakref import WeakValueDictionary
 
 import xxhash
 
 from pdkv.contract import Contract, require_compatible
-from pdkv.errors import ContractMismatch, Difference, ProtocolError, WrongIncarnation
+from pdkv.errors import ContractMismatch, Difference, PdkvError, ProtocolError, WrongIncarnation
 from pdkv.ids import PeerName
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
@@ -66,26 +67,33 @@ class PeerState(StrEnum):
 
 
 class PeerBook:
-    """Peers by name and incarnation. A new incarnation stands beside the old one, which ends with its last read."""
+    """Peers by name: one incarnation of each node, whose memory goes only when its last read has ended."""
 
     def __init__(self, parts: NodeParts) -> None:
         self._parts = parts
         self._intros: dict[PeerName, NodeIntro] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A lock lives while somebody holds it or waits for it."""
         self.states: dict[PeerName, PeerState] = {}
 
     async def admit(self, intro: NodeIntro) -> None:
-        """Compare contracts and add the peer's memory to the transfer engine. Idempotent for one incarnation.
+        """Compare contracts and add the peer's memory to the transfer engine. Idempotent for one incarnation; one whose
+        last call or read failed is tried again.
 
-        Raises `ContractMismatch` with every differing field, `ProtocolError` for metadata that was cut or changed.
+        Raises `ContractMismatch` with every differing field, `ProtocolError` for metadata that was cut, for an
+        incarnation that introduced itself otherwise before, and for a node id whose other incarnation still answers.
         """
         require_compatible(self._parts.contract, intro.contract)
         checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
         if checksum != intro.metadata_checksum:
             raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)
-        async with self._locks.setdefault(intro.name.node, asyncio.Lock()):
-            if intro.name in self._intros:
+        lock = self._locks.setdefault(intro.name.node, asyncio.Lock())
+        async with lock:
+            if self._intros.get(intro.name, intro) != intro:
+                raise ProtocolError(f"{intro.name} introduced itself otherwise before", peer=intro.name)
+            if self.states.get(intro.name) is PeerState.READY:
                 return
+            await self._succeed(intro.name)
             self.states[intro.name] = PeerState.CONNECTING
             try:
                 await asyncio.wrap_future(
@@ -96,6 +104,18 @@ class PeerBook:
                 raise
             self._intros[intro.name] = intro
             self.states[intro.name] = PeerState.READY
+
+    async def _succeed(self, newcomer: PeerName) -> None:
+        """Other incarnations of the node make room, unless one still answers: then two nodes claim one id."""
+        for old in [peer for peer in self.states if peer.node == newcomer.node and peer != newcomer]:
+            try:
+                await asyncio.wrap_future(self._parts.transfer.probe(old))
+            except PdkvError:
+                self._intros.pop(old, None)
+                del self.states[old]
+                self._parts.transfer.remove_peer(old)
+            else:
+                raise ProtocolError(f"{newcomer} can't take the place of {old}, which still answers", peer=old)
 
     def intro(self, peer: PeerName) -> NodeIntro:
         """Raises `WrongIncarnation` for a peer that never connected in this incarnation."""
@@ -119,7 +139,9 @@ class PeerBook:
             )
 
     def mark(self, peer: PeerName, state: PeerState) -> None:
-        self.states[peer] = state
+        """Nothing happens for a peer that is not in the book any more."""
+        if peer in self.states:
+            self.states[peer] = state
 
     def status(self, role: str, *, leases: int, requests: int) -> NodeStatus:
         parts = self._parts
