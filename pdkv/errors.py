@@ -164,9 +164,12 @@ class BadPage:
     """Its local page id."""
     cache: str
     """"main", "index" or "both"."""
+    source: int | None = None
+    """Page id in the pool that it was read from."""
 
     def __str__(self) -> str:
-        return f"prompt page {self.index} in local page {self.page}: {self.cache}"
+        read_from = "" if self.source is None else f", read from remote page {self.source}"
+        return f"prompt page {self.index} in local page {self.page}: {self.cache}{read_from}"
 
 
 class DigestMismatch(PdkvError):

@@ -8,9 +8,12 @@ or with a named error, and gives back all it held.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import pairwise
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -55,6 +58,8 @@ from pdkv.node.sampling import logits_digest, sample
 Emit = Callable[[GenerateEvent], None]
 RENEWALS_PER_TTL = 6
 """A lease is renewed every sixth of its life, so that five lost renewals in a row don't end it."""
+MAX_LEASE_S = 7 * 86_400.0
+"""A peer that says more is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,8 @@ class DecodeNode:
         self.peers = PeerBook(parts)
         self._directory = directory
         self._links: dict[str, _Link] = {}
-        self._dialling: dict[str, asyncio.Lock] = {}
+        self._dialling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A lock lives while somebody holds it or waits for it: an address comes from whoever sends a request."""
         self._running: set[RequestId] = set()
         self._turn = 0
         self.farewells: set[asyncio.Task[None]] = set()
@@ -159,6 +165,7 @@ class DecodeNode:
                 self._forget(link)
                 link = await self._linked(address)
                 admitted = await _Pull(self, request, prompt, reservation, link).run(began)
+            self.peers.mark(link.intro.name, PeerState.READY)
             await self._decode(request, prompt, reservation, admitted, emit)
         except PeerLost:
             self._forget(link)
@@ -196,7 +203,8 @@ class DecodeNode:
         return addresses[self._turn % len(addresses)]
 
     async def _linked(self, address: str) -> _Link:
-        async with self._dialling.setdefault(address, asyncio.Lock()):
+        lock = self._dialling.setdefault(address, asyncio.Lock())
+        async with lock:
             if link := self._links.get(address):
                 return link
             peer = self._directory.peer(address)
@@ -286,11 +294,13 @@ class _Pull:
             async for event in events:
                 match event:
                     case Accepted() if self._lease is None:
+                        _require_ttl(event.ttl_s)
                         self._lease = event
                         self._leased.set()
                     case PagesSealed() if self._lease is not None and done is None:
                         intake.announce(event)
                     case PrefillDone() if self._lease is not None and done is None:
+                        _require_end(event, len(self._prompt.tokens), self._parts.contract.vocab_size)
                         done, heard_s = event, _now()
                         intake.announce_tail(event.tail)
                     case _:
@@ -305,14 +315,16 @@ class _Pull:
         lease = self._lease
         if lease is None:
             return
-        call = LeaseCall(self._envelope, lease.lease_id)
-        ends_s = _now() + lease.ttl_s
+        call, ttl_s = LeaseCall(self._envelope, lease.lease_id), lease.ttl_s
+        ends_s = _now() + ttl_s
         while True:
-            await asyncio.sleep(lease.ttl_s / RENEWALS_PER_TTL)
+            await asyncio.sleep(ttl_s / RENEWALS_PER_TTL)
             asked_s = _now()
             try:
                 async with deadline(ends_s - asked_s, "renewing the lease"):
-                    ends_s = asked_s + await self._link.peer.renew_lease(call)
+                    ttl_s = await self._link.peer.renew_lease(call)
+                _require_ttl(ttl_s)
+                ends_s = asked_s + ttl_s
             except (PeerLost, DeadlineExceeded) as error:
                 if _now() >= ends_s:
                     raise LeaseExpired("no renewal was acknowledged in time", lease=lease.lease_id) from error
@@ -344,6 +356,23 @@ class _Pull:
             exposed_transfer_s=exposed_s,
             ttft_s=ttft_s,
         )
+
+
+def _require_ttl(ttl_s: float) -> None:
+    """A lease has to end, and must be renewed at times that a clock can show."""
+    if not 0 < ttl_s <= MAX_LEASE_S:  # written so that NaN fails too
+        raise ProtocolError(f"a lease of {ttl_s} s; allowed: above 0, at most {MAX_LEASE_S:g}", ttl_s=ttl_s)
+
+
+def _require_end(done: PrefillDone, prompt_tokens: int, vocab_size: int) -> None:
+    """What the account doesn't cover of prefill's last words; raises `ProtocolError`."""
+    starts = done.chunk_starts
+    if not 0 <= done.first_token < vocab_size:
+        raise ProtocolError(f"first token {done.first_token}, the vocabulary has {vocab_size}", token=done.first_token)
+    if math.isnan(done.first_logprob) or not 0 <= done.prefill_s < math.inf:
+        raise ProtocolError(f"logprob {done.first_logprob} of the first token, after {done.prefill_s} s of prefill")
+    if any(b <= a for a, b in pairwise((-1, *starts, prompt_tokens))):
+        raise ProtocolError(f"chunk starts {starts[:16]} don't rise within the {prompt_tokens} tokens of the prompt")
 
 
 def _now() -> float:

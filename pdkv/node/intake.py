@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pdkv.errors import BoundsError, DigestMismatch, PeerLost, ProtocolError, StalePages, TransferUnsettled
+from pdkv.errors import (
+    BoundsError,
+    DigestMismatch,
+    IntegrityError,
+    PeerLost,
+    ProtocolError,
+    StalePages,
+    TransferUnsettled,
+)
 from pdkv.ids import LocalPages, RemotePages
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.pool import SlotPool
@@ -26,6 +34,7 @@ from pdkv.transfer.engine import ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
 """A page whose digest differs is read once more; then it is data loss."""
+_NAMED_IN_TEXT = 16
 
 
 @dataclass(slots=True)
@@ -105,8 +114,9 @@ class Intake:
                 expected=self.prompt.recorded_pages,
             )
         due = self.prompt.tail_hash
-        if (sealed.hashes.raw if sealed else b"") != due:
-            raise ProtocolError("tail page", have=sealed.hashes.raw.hex() if sealed else "none", expected=due.hex())
+        if (sealed.hashes.raw if sealed else b"") != due or (sealed is not None and not due):
+            have = sealed.hashes.raw.hex() if sealed else "none"
+            raise ProtocolError("tail page is not that of the prompt", have=have, expected=due.hex() or "none")
         if sealed is None:
             return
         if sealed.first_index != self.prompt.recorded_pages:
@@ -152,9 +162,9 @@ class Intake:
                 self.fault(self.parts.pool, local)
             try:
                 verified = await self.parts.digests.run(self.parts.verifier.verify, arrival)
-            except DigestMismatch:
+            except DigestMismatch as error:
                 if attempt == READ_ATTEMPTS:
-                    raise
+                    raise self._data_loss(error, order, sealed.first_index) from error
                 continue
             if self.parts.verifier.checks_digests:
                 self.count.digests_verified += len(local)
@@ -174,7 +184,8 @@ class Intake:
             try:
                 await settle(future)
             finally:
-                self._hold_back(order.local, future.result(), "the request ended during the read")
+                if future.exception() is None:  # otherwise it was never posted
+                    self._hold_back(order.local, future.result(), "the request ended during the read")
             raise
         finally:
             self._busy.leave(loop.time())
@@ -196,14 +207,28 @@ class Intake:
         self.count.bytes_backend += outcome.backend_bytes
         self.count.descriptors += outcome.descriptors
 
+    def _data_loss(self, error: DigestMismatch, order: ReadOrder, first_index: int) -> DigestMismatch:
+        """The same with the page ids of the pool that the bytes came from."""
+        sources = order.remote.array
+        bad = [replace(page, source=int(sources[page.index - first_index])) for page in error.bad]
+        words = "; ".join(map(str, bad[:_NAMED_IN_TEXT]))
+        more = f"; and {len(bad) - _NAMED_IN_TEXT} more" if len(bad) > _NAMED_IN_TEXT else ""
+        return DigestMismatch(
+            f"bytes of {len(bad)} of {len(order)} pages from {order.peer} are not what was announced,"
+            f" {READ_ATTEMPTS} times: {words}{more}",
+            bad=bad,
+            peer=order.peer,
+            bad_pages=words + more,
+        )
+
     def _hold_back(self, pages: LocalPages, outcome: ReadOutcome, reason: str) -> None:
         """Bytes may still land: the pages leave circulation until the read has settled or its agent is gone."""
         if outcome.status is not ReadStatus.UNSETTLED:
             return
-        if outcome.settled is None:
-            raise ProtocolError("an unsettled read must say when it settles")
         manager, reservation = self.parts.manager, self.reservation
         manager.quarantine(reservation, pages, reason)
+        if outcome.settled is None:
+            raise IntegrityError("an unsettled read doesn't say when it settles", pages=len(pages))
         loop = asyncio.get_running_loop()
         outcome.settled.add_done_callback(
             lambda _: loop.is_closed() or loop.call_soon_threadsafe(manager.release_quarantine, reservation, pages)
