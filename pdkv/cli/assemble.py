@@ -1,7 +1,7 @@
 """Builds a node from its configuration: model, pool, contract, tree, transfer engine, in this order.
 
 Guarantees: the contract's layer lists come from the layers that the engine built, and the pool's segments from the same
-lists; nothing is served before every part exists.
+lists; the transfer engine, which is the first part with a thread, starts only when the others could be made.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
         path=config.memory_path or None,
         device=config.device,
     )
+    engine = ReferenceEngine(model, pool)
     name = PeerName(NodeId(config.node_id), new_incarnation())
     return NodeParts(
         name=name,
@@ -53,7 +54,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
         manager=CacheManager(pool),
         verifier=Verifier(pool, config.digest),
         transfer=_transfer(config, name, pool),
-        engine=ReferenceEngine(model, pool),
+        engine=engine,
         steps=Worker("engine"),
         digests=Worker("digests"),
     )

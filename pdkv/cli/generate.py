@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdkv.errors import ConfigError
+from pdkv.errors import ConfigError, PeerLost
 
 if TYPE_CHECKING:
+    from pdkv.ids import UInt32Array
     from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling
     from pdkv.node.ports import DecodeService
 
 _BYTES = 256
 """The presets' vocabulary is the bytes; other models' prompts come as token ids."""
+_MAX_TOKENS = 1 << 22
+"""The most that a request can ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def generate(
     ],
     decode: Annotated[str, typer.Option(help="host:port of a decode node.")] = "",
     router: Annotated[str, typer.Option(help="host:port of a router.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, max=_MAX_TOKENS, help="Tokens to generate.")] = 16,
     sample: Annotated[
         str, typer.Option(help='Empty is greedy; else "temperature=0.8,top_p=0.95,seed=1": the same on any node.')
     ] = "",
@@ -85,10 +88,17 @@ def _sampling(text: str, max_tokens: int) -> Sampling:
 
 
 def _request(prompt: str, sampling: Sampling) -> GenerateRequest:
-    import numpy as np
-
     from pdkv.ids import RequestId
     from pdkv.node.messages import GenerateRequest
+
+    tokens = _tokens(prompt)
+    if not len(tokens):
+        raise ConfigError("prompt", prompt, "at least one token")
+    return GenerateRequest(RequestId(secrets.token_hex(8)), tokens, sampling)
+
+
+def _tokens(prompt: str) -> UInt32Array:
+    import numpy as np
 
     if prompt.startswith("@"):
         try:
@@ -97,14 +107,15 @@ def _request(prompt: str, sampling: Sampling) -> GenerateRequest:
             raise ConfigError("prompt", prompt, f"a readable file ({error.strerror})") from error
     else:
         raw = prompt.encode()
-    if prompt.startswith("@") and prompt.endswith(".json"):
-        try:
-            tokens = np.array(json.loads(raw), np.uint32)
-        except (ValueError, OverflowError, TypeError) as error:
-            raise ConfigError("prompt", prompt, f"a JSON list of token ids ({error})") from error
-    else:
-        tokens = np.frombuffer(raw, np.uint8).astype(np.uint32)
-    return GenerateRequest(RequestId(secrets.token_hex(8)), tokens, sampling)
+    if not (prompt.startswith("@") and prompt.endswith(".json")):
+        return np.frombuffer(raw, np.uint8).astype(np.uint32)
+    try:
+        ids = json.loads(raw)
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            raise ValueError("not a list of whole numbers")
+        return np.array(ids, np.uint32)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise ConfigError("prompt", prompt, f"a JSON list of token ids, whole numbers from 0 on ({error})") from error
 
 
 async def _generate(where: _Where, request: GenerateRequest, *, json_wanted: bool) -> None:
@@ -127,8 +138,9 @@ async def _generate(where: _Where, request: GenerateRequest, *, json_wanted: boo
                         sys.stdout.flush()
     finally:
         await directory.close()
-    if done is not None:
-        _say(tokens, done) if not json_wanted else print(json.dumps(_object(tokens, done)))
+    if done is None:
+        raise PeerLost("the stream ended without a last word", address=where.decode or where.router)
+    _say(tokens, done) if not json_wanted else print(json.dumps(_object(tokens, done)))
 
 
 def _shown(token: int) -> str:

@@ -81,9 +81,18 @@ class Fleet:
             await process.wait()
         self._logs.cleanup()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes that were started in it."""
+        return [process.pid for process in self._processes]
+
+    def log(self, name: str) -> Path:
+        """Where a node's stderr goes while the fleet is there."""
+        return Path(self._logs.name) / f"{name}.log"
+
     async def start(self, role: str, name: str, flags: Mapping[str, str | int | bool]) -> NodeProcess:
         """Start `pdkv ROLE` and wait until it serves. Raises `PeerLost` with its last words if it ends instead."""
-        log = Path(self._logs.name) / f"{name}.log"
+        log = self.log(name)
         with log.open("wb") as sink:
             process = await asyncio.create_subprocess_exec(
                 *command(role, name, flags),

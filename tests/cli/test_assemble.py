@@ -1,0 +1,158 @@
+"""A node's parts from its configuration: what follows from the model, what from the settings, what is refused."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdkv.adapters.reference.model import load_model
+from pdkv.cli.assemble import build_parts, contract_of
+from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
+from pdkv.contract import Contract, require_compatible
+from pdkv.errors import ConfigError, ContractMismatch
+from pdkv.geometry.page_layout import Group, page_format
+from pdkv.node.base import NodeParts
+
+OTHER_LIST = ("full", "full", "shared", "shared", "shared", "full", "shared", "full")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No UCX settings, and none left behind."""
+    for variable in ("UCX_TLS", "UCX_NET_DEVICES"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    return monkeypatch
+
+
+@contextmanager
+def parts_of(cls: type[NodeConfig] = DecodeConfig, **settings: Any) -> Iterator[NodeParts]:
+    pool = {} if "pool_bytes" in settings else {"pool_pages": 4}
+    parts = build_parts(cls(**{"backend": "loopback", "node_id": "n0", "threads": 1, **pool, **settings}))
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def index_layers(parts: NodeParts) -> list[int]:
+    return [segment.layer for segment in parts.pool.fmt.segments if segment.group is Group.INDEX]
+
+
+def test_layer_lists_come_from_the_layers_that_the_engine_built() -> None:
+    for listed in (None, OTHER_LIST):
+        model = load_model("tiny", indexer_types=listed)
+        built = tuple("full" if layer.self_attn.indexer else "shared" for layer in model.module.model.layers)
+        with parts_of(indexer_types=listed) as parts:
+            assert parts.contract.indexer_types == built == (listed or built)
+            assert index_layers(parts) == [layer for layer, kind in enumerate(built) if kind == "full"]
+            assert [name for name, _ in parts.contract.segments] == [s.name for s in parts.pool.fmt.segments]
+
+
+def test_an_engine_that_built_other_layers_than_asked_for_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the contract follows the engine, not the configuration."""
+    monkeypatch.setattr("pdkv.cli.assemble.load_model", lambda *_, **__: load_model("tiny", indexer_types=OTHER_LIST))
+    with parts_of() as parts:
+        assert parts.contract.indexer_types == OTHER_LIST
+        assert index_layers(parts) == [0, 1, 5, 7]
+
+
+def test_the_pool_takes_pages_or_whole_pages_of_bytes() -> None:
+    page_bytes = page_format(load_model("tiny").shape).page_bytes
+    with parts_of(pool_pages=9) as parts:
+        assert parts.pool.num_pages == 9
+        assert parts.manager.census()["free"] == parts.manager.census()["total"] == 8
+    # besides the write sink
+    with parts_of(pool_bytes=10 * page_bytes + 1) as parts:
+        assert parts.pool.num_pages == NodeConfig(pool_bytes=10 * page_bytes + 1).total_pages(page_bytes)
+        assert 10 * page_bytes <= parts.pool.num_pages * page_bytes <= 11 * page_bytes
+    with (
+        pytest.raises(ConfigError, match="pool_bytes: 1000 can't be used; allowed: at least"),
+        parts_of(pool_bytes=1000),
+    ):
+        pass
+
+
+def test_rows_and_placement_reach_the_pool() -> None:
+    with parts_of(main_row="bf16", placement="layer_major", memory="torch") as parts:
+        assert parts.pool.fmt.main_row.name == parts.contract.main_row_format == "bf16"
+        assert parts.pool.placement.kind == parts.contract.placement == "layer_major"
+        assert parts.pool.memory.kind == "torch"
+
+
+def test_a_node_has_a_name_of_its_own_each_life() -> None:
+    with parts_of(node_id="n7") as first, parts_of(node_id="n7") as second:
+        assert first.name.node == second.name.node == "n7"
+        assert first.name != second.name
+        assert first.intro().name == first.name
+        assert first.contract.fingerprint == second.contract.fingerprint
+
+
+def test_a_node_without_digests() -> None:
+    """One that checks none reads from one that makes them; one that makes none is found out by one that checks."""
+    model = load_model("tiny")
+    fmt = page_format(model.shape)
+
+    def contract(cls: type[NodeConfig], **settings: Any) -> Contract:
+        return contract_of(cls(**settings), model, fmt)
+
+    checking, unchecked = contract(DecodeConfig), contract(DecodeConfig, digest="none")
+    making, silent = contract(PrefillConfig), contract(PrefillConfig, digest="none")
+    for mine, theirs in ((checking, making), (unchecked, making), (unchecked, silent)):
+        require_compatible(mine, theirs)
+    with pytest.raises(ContractMismatch) as refused:
+        require_compatible(checking, silent)
+    assert [d.field for d in refused.value.differences] == ["digest_algorithms"]
+    with parts_of(digest="none") as parts, parts_of() as others:
+        assert (parts.verifier.checks_digests, others.verifier.checks_digests) == (False, True)
+
+
+def test_what_both_must_share_comes_from_the_settings() -> None:
+    with parts_of(eagle_rule="drop_page", rollback_tokens=3) as parts:
+        assert (parts.contract.eagle_rule, parts.contract.speculation) == ("drop_page", "eagle")
+        assert parts.contract.rollback_tokens == 3
+    with parts_of(seed=0) as one, parts_of(seed=1) as other:
+        assert one.contract.weights_id != other.contract.weights_id
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"draft_layers": 1}, "draft_layers"),
+        ({"model": "glm-9"}, "model"),
+        ({"model": "glm-5.3"}, "preset with seeded weights"),
+        ({"main_row": "int8"}, "main_row"),
+        ({"main_row": "nvfp4"}, "main row format"),
+        ({"indexer_types": ("full",)}, "indexer_types, entries"),
+        ({"indexer_types": ("shared",) * 8}, "indexer_types[0]"),
+        ({"device": "cuda"}, "memory"),
+        ({"memory": "file", "memory_path": "/nowhere/pool"}, "pool bytes"),
+    ],
+)
+def test_what_cannot_be_built_is_named_and_leaves_no_thread(settings: dict[str, Any], field: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigError) as refused, parts_of(**settings):
+        pass
+    assert refused.value.fields["field"] == field
+    assert threading.active_count() == before
+
+
+def test_ucx_settings_reach_its_environment_unless_the_operator_set_them(environment: pytest.MonkeyPatch) -> None:
+    with parts_of():
+        assert "UCX_TLS" not in os.environ
+    environment.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    with parts_of(ucx_tls="tcp,self", net_devices="eth0"):
+        assert os.environ["UCX_TLS"] == "tcp,self"
+        assert os.environ["UCX_NET_DEVICES"] == "mlx5_0:1"
+
+
+def test_other_weights_are_another_contract() -> None:
+    model = load_model("tiny")
+    fmt = page_format(model.shape)
+    mine, theirs = (contract_of(PrefillConfig(), m, fmt) for m in (model, replace(model, weights_id="sha256:other")))
+    with pytest.raises(ContractMismatch, match="weights_id: mine sha256:.*, theirs sha256:other"):
+        require_compatible(mine, theirs)

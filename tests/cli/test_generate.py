@@ -1,0 +1,153 @@
+"""`pdkv generate` against decode services by script: what it asks, what it shows, how it fails."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdkv.cli.app import run
+from pdkv.errors import CapacityError
+from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Shipment, Token
+from tests.rpc.fakes import FakeDecode, FakeRouter, Stream, serving
+
+SHIPMENT = Shipment(prompt_tokens=5, pages_total=1, pages_shipped=1, bytes_main=10, bytes_index=2, digests_verified=1)
+TOKENS = (ord("o"), ord("k"), 10, 7, 256)
+EVENTS = [*(Token(i, token, -0.5) for i, token in enumerate(TOKENS)), GenerateDone("length", len(TOKENS), SHIPMENT)]
+
+
+def exit_code(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        run(args)
+    return ended.value.code
+
+
+def generated(stream: Stream, *args: str, role: str = "decode") -> int | str | None:
+    """The command in a thread of its own, the service in this one's loop; its exit code."""
+
+    async def body() -> int | str | None:
+        services: dict[str, Any] = (
+            {"decode": FakeDecode(stream)} if role == "decode" else {"router": FakeRouter(stream)}
+        )
+        async with serving(**services) as (server, _), asyncio.timeout(30.0):
+            return await asyncio.to_thread(exit_code, "generate", *args, f"--{role}", server.address)
+
+    return asyncio.run(body())
+
+
+def asked(*args: str) -> GenerateRequest:
+    stream = Stream(*EVENTS)
+    assert generated(stream, *args) == 0
+    request: GenerateRequest = stream.request
+    return request
+
+
+@pytest.mark.parametrize("role", ["decode", "router"])
+def test_text_is_shown_and_the_account_beside_it(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generated(Stream(*EVENTS), "hello", role=role) == 0
+    out, err = capsys.readouterr()
+    assert out == "ok\n<7><256>"
+    assert "5 tokens (length); prompt 5 tokens in 1 pages: 0 hit, 1 shipped" in err
+
+
+def test_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generated(Stream(*EVENTS), "hello", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["tokens"] == list(TOKENS)
+    assert made["finish_reason"] == "length"
+    assert {name: made[name] for name in ("pages_total", "bytes_main", "digests_verified")} == {
+        "pages_total": 1,
+        "bytes_main": 10,
+        "digests_verified": 1,
+    }
+
+
+def test_the_prompt_is_text_or_a_file_of_text_or_of_ids(tmp_path: Path) -> None:
+    text, ids = tmp_path / "prompt.txt", tmp_path / "prompt.json"
+    text.write_text("pagé", "utf-8")
+    ids.write_text("[0, 256, 7]", "utf-8")
+    for prompt, tokens in (("pagé", "pagé".encode()), (f"@{text}", "pagé".encode()), (f"@{ids}", (0, 256, 7))):
+        request = asked(prompt)
+        assert np.array_equal(request.tokens, np.array(list(tokens), np.uint32)), prompt
+    assert request.tokens.dtype == np.uint32
+
+
+def test_sampling_is_greedy_unless_asked_for() -> None:
+    assert asked("a").sampling == Sampling(max_tokens=16)
+    request = asked("a", "--sample", "temperature=0.8,top_p=0.9,seed=7", "--max-tokens", "3")
+    assert request.sampling == Sampling(max_tokens=3, temperature=0.8, top_p=0.9, seed=7)
+
+
+def test_no_two_requests_have_one_name() -> None:
+    assert asked("a").request_id != asked("a").request_id
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refusal_is_one_line_and_never_success(begun: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Stream(*EVENTS[: 2 if begun else 0], error=CapacityError("9 pages wanted, 3 free", wanted=9, free=3))
+    assert generated(stream, "hello") == 2
+    out, err = capsys.readouterr()
+    assert out == ("ok" if begun else "")
+    assert err.splitlines() == ["pdkv: CapacityError: 9 pages wanted, 3 free"]
+
+
+def test_a_stream_that_just_ends_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generated(Stream(*EVENTS[:-1]), "hello", "--json") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("pdkv: PeerLost: ")
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("generate", "hello", "--decode", "127.0.0.1:1") == 2
+    assert capsys.readouterr().err.startswith("pdkv: PeerLost: Generate at 127.0.0.1:1: UNAVAILABLE")
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        (("a",), "decode, router"),
+        (("a", "--decode", "a:1", "--router", "b:2"), "decode, router"),
+        (("a", "--decode", "nowhere"), "address"),
+        (("a", "--decode", "a:1", "--sample", "heat=1"), "sample"),
+        (("a", "--decode", "a:1", "--sample", "seed=x"), "sample.seed"),
+        (("@nowhere.txt", "--decode", "a:1"), "prompt"),
+        (("@ids.json", "--decode", "a:1"), "prompt"),
+        (("@list.json", "--decode", "a:1"), "prompt"),
+        (("@negative.json", "--decode", "a:1"), "prompt"),
+        (("@fraction.json", "--decode", "a:1"), "prompt"),
+        (("@nested.json", "--decode", "a:1"), "prompt"),
+        (("@number.json", "--decode", "a:1"), "prompt"),
+        (("@truth.json", "--decode", "a:1"), "prompt"),
+        (("@empty.json", "--decode", "a:1"), "prompt"),
+        (("", "--decode", "a:1"), "prompt"),
+    ],
+)
+def test_bad_input_is_named(
+    args: tuple[str, ...],
+    field: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"ids": "{", "list": '["a"]', "negative": "[-1]", "fraction": "[1.5]", "nested": "[[1]]", "number": "3"}
+    for name, text in {**texts, "truth": "[true]", "empty": "[]"}.items():
+        (tmp_path / f"{name}.json").write_text(text, "utf-8")
+    assert exit_code("generate", *args) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"pdkv: ConfigError: {field}: ")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "5000000", "few"])
+def test_so_many_tokens_can_not_be_asked_for(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("generate", "a", "--decode", "a:1", "--max-tokens", count) == 2
+    assert "--max-tokens" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("generate", "--help") == 0
+    assert "pdkv generate" in capsys.readouterr().out

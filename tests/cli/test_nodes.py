@@ -1,0 +1,89 @@
+"""The serving commands as processes. The router stands for all here, as it loads no model; tests/e2e has the others."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pdkv.cli.app import run
+from pdkv.cli.demo.fleet import Fleet
+from pdkv.rpc.client import GrpcDirectory
+
+ADDRESSES = {"prefill_addresses": "127.0.0.1:1", "decode_addresses": "127.0.0.1:2,127.0.0.1:3"}
+
+
+def test_a_router_serves_when_it_says_so_and_ends_well_when_told() -> None:
+    async def body() -> None:
+        async with Fleet() as fleet, asyncio.timeout(60):
+            node = await fleet.start("router", "r0", {**ADDRESSES, "insecure": True})
+            async with grpc.aio.insecure_channel(node.address) as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check
+                for service in ("", "pdkv.v1.Router"):
+                    reply = await check(health_pb2.HealthCheckRequest(service=service))
+                    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            directory = GrpcDirectory(insecure=True)
+            status = await directory.router(node.address).status()
+            assert status.prefill == {"127.0.0.1:1": "up"}
+            assert status.decode == {"127.0.0.1:2": "up", "127.0.0.1:3": "up"}
+            await directory.close()
+            os.kill(node.pid, signal.SIGTERM)
+            assert await node.wait() == 0
+            lines = node.log.read_text().splitlines()
+            assert [line.split(": ")[1].split()[0] for line in lines] == ["serving", "told", "ended"], lines
+            assert f"role=router name=r0 address={node.address}" in lines[0]
+
+    asyncio.run(body())
+
+
+def test_an_interrupt_ends_it_as_well() -> None:
+    command = [sys.executable, "-m", "pdkv.cli", "router", "--insecure", "--json"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in ADDRESSES.items()]
+    with subprocess.Popen(command + flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert '"role": "router"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, "")
+        assert "Traceback" not in err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(args)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_plain_text_must_be_asked_for_by_name(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    addresses = [f"--{name.replace('_', '-')}={value}" for name, value in ADDRESSES.items()]
+    nodes = ["--backend", "loopback", "--pool-pages", "4", "--threads", "1"]
+    error = refused(capsys, role, *(addresses if role == "router" else nodes))
+    assert error.splitlines()[-1].startswith("pdkv: ConfigError: insecure: False can't be used")
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in ADDRESSES.items()]
+        error = refused(capsys, "router", *flags, "--insecure", "--bind", address)
+    assert f"pdkv: ConfigError: bind: '{address}' can't be used" in error
+
+
+def test_one_address_twice_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ["--prefill-addresses", "a:1,a:1", "--decode-addresses", "b:2", "--insecure"]
+    assert "pdkv: ConfigError: prefill addresses: " in refused(capsys, "router", *twice)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_help_teaches(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run([role, "--help"])
+    assert ended.value.code == 0
+    assert f"pdkv {role} --" in capsys.readouterr().out

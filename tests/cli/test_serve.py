@@ -1,0 +1,125 @@
+"""The life of a serving process: what it says, in which order it ends, and that it doesn't outlive its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pdkv.cli.options import ServeOptions
+from pdkv.cli.serve import Served, run_service, run_until_told
+from pdkv.config import RouterConfig
+from tests.waiting import until_ended
+
+CONFIG = RouterConfig(node_id="r0", prefill_addresses=("a:1",), decode_addresses=("b:2",), drain_grace_s=30.0)
+SAID = ServeOptions(json=True, exit_with_parent=False)
+
+
+@dataclass
+class Script:
+    """A server, and what stands behind it, that note what is done with them in which order."""
+
+    steps: list[str] = field(default_factory=list)
+    signal: signal.Signals = signal.SIGTERM
+    """Sent as soon as the server listens."""
+    drains: bool = True
+    late: Exception | None = None
+
+    async def start(self) -> str:
+        self.steps.append("start")
+        os.kill(os.getpid(), self.signal)
+        return "127.0.0.1:7000"
+
+    async def set_serving(self, *, serving: bool) -> None:
+        self.steps.append(f"serving {serving}")
+
+    async def drain(self) -> None:
+        self.steps.append("drain")
+        if not self.drains:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.steps.append("drain cancelled")
+
+    async def stop(self, grace_s: float) -> None:
+        self.steps.append(f"stop {grace_s:g}")
+
+    def run(self, options: ServeOptions = SAID, **settings: Any) -> None:
+        config = CONFIG.model_copy(update=settings)
+
+        async def serve() -> None:
+            await run_until_told(Served(config, self, "router", "r0", self.drain), options)  # type: ignore[arg-type]
+
+        run_service(config, serve, options)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Any:
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [(number, signal.getsignal(number)) for number, _ in before] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_both_signals_end_it_in_order(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(signal=number)
+    script.run()
+    assert script.steps == ["start", "serving False", "drain", "stop 0"]
+    assert json.loads(capsys.readouterr().out) == {"role": "router", "name": "r0", "address": "127.0.0.1:7000"}
+
+
+def test_nothing_is_said_on_stdout_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    Script().run(ServeOptions(json=False, exit_with_parent=False))
+    assert capsys.readouterr().out == ""
+
+
+def test_what_does_not_end_within_the_grace_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script(drains=False)
+    with caplog.at_level("INFO"):
+        script.run(drain_grace_s=0.01)
+    assert script.steps == ["start", "serving False", "drain", "drain cancelled", "stop 0"]
+    assert "draining did not end within 0.01 s: what is left is cancelled" in caplog.text
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline(), flush=True)
+sys.stdin.read()
+"""
+CHILD = "from pdkv.cli.serve import die_with_parent\n{0}print('ready', flush=True)\nimport signal; signal.pause()"
+
+
+def test_the_kernel_ends_it_with_its_parent() -> None:
+    """And not without: the same child that didn't ask for it outlives its parent."""
+    pids = []
+    for asked in ("die_with_parent()\n", ""):
+        command = [sys.executable, "-c", PARENT, CHILD.format(asked)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            pid, ready = parent.stdout.readline().split()
+            assert ready == "ready"
+            parent.kill()
+        pids.append(int(pid))
+    until_ended(pids[:1])
+    os.kill(pids[1], signal.SIGKILL)
+    until_ended(pids[1:])
+
+
+def test_a_parent_that_has_ended_already_is_named() -> None:
+    code = (
+        "import os\n"
+        "from pdkv.cli.serve import die_with_parent\n"
+        "parents = iter([7, 1])\n"
+        "os.getppid = lambda: next(parents)\n"
+        "die_with_parent()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "PeerLost: the process that started this one has ended" in done.stderr
