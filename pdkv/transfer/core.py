@@ -38,7 +38,7 @@ class PeerOffer:
     pool: PoolMap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Running:
     task: Task
     wanted: Wanted
@@ -104,7 +104,7 @@ class TransferCore:
         peer = self._introduce(name, offer)
         peer.arrivals.append(ticket.future)
         self.peers[name] = peer
-        first_read = Ticket[Probe](drawn=ticket.drawn)
+        first_read: Ticket[Probe] = Ticket(drawn=ticket.drawn)
         first_read.future.add_done_callback(partial(self._arrived, peer))
         wanted = Wanted(Side(peer.local, _SCRATCH), Side(peer.remote, _SCRATCH))
         self._tasks.append(ProbeTask(peer, wanted, first_read, self._settings.connect_s))

@@ -7,6 +7,7 @@ between polls when none do, at most `idle_s`, so that peers can connect and be s
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -84,6 +85,8 @@ class TransferEngine:
         )
         self._thread.start()
         self._core = started.result()
+        # an agent that is alive when the interpreter ends takes the process down
+        atexit.register(self.close)
 
     @property
     def metadata(self) -> bytes:
@@ -106,13 +109,13 @@ class TransferEngine:
         `ContractMismatch` (naming segments), `BoundsError` (addresses outside its registered memory), `PeerLost`,
         `DeadlineExceeded` (no answer within `connect_s`), `LaneRefused` (RDMA required).
         """
-        ticket = Ticket[None]()
+        ticket: Ticket[None] = Ticket()
         offer = PeerOffer(metadata, checksum, pool)
         return self._submit(lambda: self._core.add_peer(peer, offer, ticket), ticket.future)
 
     def remove_peer(self, peer: PeerName) -> Future[None]:
         """No new read at once; done when its last read has settled. Unknown peers are removed already."""
-        ticket = Ticket[None]()
+        ticket: Ticket[None] = Ticket()
         return self._submit(lambda: self._core.remove_peer(peer, ticket), ticket.future)
 
     def read(self, order: ReadOrder) -> Future[ReadOutcome]:
@@ -121,7 +124,7 @@ class TransferEngine:
         That is `PeerLost` for a peer that is not connected, `BoundsError` for pages outside a pool, and
         `TransferError` when the engine is closed.
         """
-        ticket = Ticket[ReadOutcome]()
+        ticket: Ticket[ReadOutcome] = Ticket()
         return self._submit(lambda: self._core.read(order, ticket), ticket.future)
 
     def cancel(self, read: Future[ReadOutcome]) -> None:
@@ -130,7 +133,7 @@ class TransferEngine:
 
     def probe(self, peer: PeerName) -> Future[Probe]:
         """Read one page-table row of the peer. The future raises `PeerLost`, `DeadlineExceeded`, `TransferError`."""
-        ticket = Ticket[Probe]()
+        ticket: Ticket[Probe] = Ticket()
         return self._submit(lambda: self._core.probe(peer, ticket), ticket.future)
 
     def lane(self, peer: PeerName) -> str:
@@ -150,6 +153,7 @@ class TransferEngine:
         if not self._ended:
             self._submit(self._stop, Future())
         self._thread.join()
+        atexit.unregister(self.close)
         self._end.result()
 
     def _stop(self) -> None:

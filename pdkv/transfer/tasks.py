@@ -27,7 +27,7 @@ from pdkv.transfer.orders import Probe, ReadOrder, ReadOutcome, ReadStatus
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Peer:
     """A peer that was added, with what is prepared for reading from it."""
 
@@ -49,7 +49,7 @@ class Peer:
     """Waiting for its removal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ticket(Generic[T]):
     """A caller's claim on an answer; waiting counts from when it was drawn."""
 
@@ -57,7 +57,7 @@ class Ticket(Generic[T]):
     drawn: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
     """A read that a task asks for."""
 
@@ -66,7 +66,7 @@ class Wanted:
     is_data: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Landing:
     """Landing rows and the descriptor list over them."""
 

@@ -46,7 +46,7 @@ class Posted(Protocol):
     """A read that was posted; opaque."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Side:
     """One side of a read: a prepared list and an int32 column of descriptors in it."""
 

@@ -84,7 +84,7 @@ class LoopbackNet:
             return self._settled[target]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _List:
     """A prepared strided table, opened: one entry a descriptor."""
 
@@ -93,7 +93,7 @@ class _List:
     lengths: UInt64Array
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Read:
     source: str
     local: UInt64Array

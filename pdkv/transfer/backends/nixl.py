@@ -11,6 +11,7 @@ milliseconds, also by a node that only serves.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sys
 import threading
@@ -18,10 +19,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pdkv.errors import BoundsError, MissingDependency, ProtocolError, TransferError
+from pdkv.errors import BoundsError, ContractMismatch, Difference, MissingDependency, ProtocolError, TransferError
 from pdkv.ids import UInt64Array
 from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Memory, Side
-from pdkv.transfer.backends.ucx_log import UcxLog
+from pdkv.transfer.backends.ucx_log import UcxLog, tcp_segments
 
 NIXL_BACKEND = "UCX"
 FAREWELL_POLLS = 64
@@ -33,20 +34,20 @@ _loading = threading.Lock()
 _log: UcxLog | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Prepared:
     handle: Any
     peer: AgentName | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Read:
     peer: AgentName
     handle: Any = None
     end: End | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Peer:
     metadata: bytes
     tables_before: int
@@ -69,6 +70,7 @@ class NixlBackend:
         )
         self._disconnected = binding.nixlRemoteDisconnectError
         self._own_name = name
+        self._segments = tcp_segments().encode()
         self._agent = self._new_agent(name)
         self._memory: Memory = "DRAM"
         self._local_row: tuple[UInt64Array, Memory] | None = None
@@ -92,11 +94,16 @@ class NixlBackend:
             ) from error
 
     def metadata(self) -> bytes:
-        return bytes(self._agent.get_agent_metadata())
+        """NIXL's metadata behind a line with the settings that both ends must share."""
+        return self._segments + b"\n" + bytes(self._agent.get_agent_metadata())
 
     def add_peer(self, peer: AgentName, metadata: bytes) -> None:
+        segments, _, metadata = metadata.partition(b"\n")
         if peer.encode() not in metadata:
             raise ProtocolError(f"agent metadata is not that of {peer}", expected=peer)
+        if segments != self._segments:
+            mine, theirs = self._segments.decode(), segments.decode(errors="replace")
+            raise ContractMismatch([Difference("UCX TCP segments", mine, theirs, "pair")])
         before = len(self._log.tables(self._own_name, self._memory))
         try:
             loaded = self._agent.add_remote_agent(metadata)
@@ -283,6 +290,8 @@ def _load() -> tuple[Any, UcxLog]:
         noise = logging.getLogger("nixl")
         noise.handlers.clear()
         noise.propagate = True
+        if "NIXL_LOG_LEVEL" not in os.environ:
+            noise.setLevel(logging.WARNING)
         return _api, _log
 
 

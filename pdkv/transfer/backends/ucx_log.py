@@ -29,7 +29,7 @@ WARNINGS_AT_ONCE = 3
 _READS = "*remote memory read*"
 """UCX_PROTO_INFO takes a pattern over the tables' titles: only those of reads are written."""
 _TCP_SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
-"""UCX's default of 8 KiB makes reads over TCP 2.4 to 4.5 times slower."""
+"""UCX's default of 8 KiB makes reads over TCP 2.4 to 4.5 times slower. What the operator has set stays."""
 _RDMA = re.compile(r"(rc|dc|gga|srd)(_|$)")
 _EMULATED = "software emulation"
 """The target sends the bytes; they are copied only while their request is known here."""
@@ -67,6 +67,12 @@ class ReadTable:
             rdma=not emulated and all(_RDMA.match(t) for t in transports),
             ends_clean=emulated or _COPIED_BY_CALLER.issuperset(transports),
         )
+
+
+def tcp_segments() -> str:
+    """The settings that both ends must share: a longer segment than the receiver expects breaks its connection, or
+    its memory."""
+    return ",".join(f"{key}={os.environ.get(key, value)}" for key, value in _TCP_SEGMENTS.items())
 
 
 def read_tables(lines: Iterable[str]) -> list[ReadTable]:
@@ -116,7 +122,8 @@ class UcxLog:
         finally:
             for key in added:
                 os.environ.pop(key, None)
-            if self._file is None and not self._deaf and Path(path).is_file():
+            # not loaded yet, the library will look again
+            if self._file is None and not self._deaf and _ucs_library() and Path(path).is_file():
                 self._file = os.open(path, os.O_RDONLY)
             if own:
                 Path(path).unlink(missing_ok=True)
