@@ -109,8 +109,7 @@ def _seeded(settings: Any, seed: int, dtype: torch.dtype) -> Any:
         raise ConfigError("preset with seeded weights", f"{size:,} parameters", f"at most {MAX_SEEDED_PARAMETERS:,}")
     with torch.random.fork_rng(devices=[]):
         module = GlmMoeDsaForCausalLM(settings)
-    # as from_pretrained keeps them: the router and the indexer's head weights stay float32
-    exact = {*(module._keep_in_fp32_modules or ()), *(module._keep_in_fp32_modules_strict or ())}
+    exact = module._keep_in_fp32_modules_strict or ()  # the router; from_pretrained leaves the same in float32
     for name, weight in module.named_parameters():
         values = torch.from_numpy(seeded_weight(name, tuple(weight.shape), seed))
         weight.data = values if any(part in name for part in exact) else values.to(dtype)
@@ -119,23 +118,27 @@ def _seeded(settings: Any, seed: int, dtype: torch.dtype) -> Any:
 
 INIT_VERSION = 1
 """Part of the weights id: raise it when `seeded_weight` changes."""
-_LOGIT_SPREAD = 3.0
-"""So that sampling at temperature 1 prefers some tokens to others, as a trained model does."""
+_SPREADS = {"embed_tokens": 1.0, "lm_head": 3.0, "o_proj": 0.5}
+"""Of a weight's outputs, when not 1. Logits at 3: sampling at temperature 1 prefers some tokens, as a trained model
+does. Attention's output at 0.5: a lost index-K still changes every generation tried, while one changed rounding
+(another chunk size) mostly changes none; at 1 that alone is often enough.
+"""
 
 
 def seeded_weight(name: str, shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
-    """float32 values of one parameter: ones for norms, else uniform, such that inputs of spread 1 stay so.
+    """float32 values of one parameter: ones for norms, else uniform, such that inputs of spread 1 give outputs of
+    spread 1 (but see `_SPREADS`).
 
     Depends on the name, shape and seed only. Uniform, because that needs no logarithm or cosine, whose last bit differs
-    between machines. At this scale the last layers depend on far tokens: a changed page or a lost index-K changes what
-    is generated.
+    between machines.
     """
     if "norm" in name:
         return np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32)
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     draws = np.random.Generator(np.random.Philox(key=np.frombuffer(key[:16], "<u8")))
-    spread = 1.0 if "embed" in name else (_LOGIT_SPREAD if "lm_head" in name else 1.0) / math.sqrt(shape[-1])
-    return (draws.random(shape, np.float32) * 2 - 1) * np.float32(spread * math.sqrt(3.0))
+    spread = next((value for part, value in _SPREADS.items() if part in name), 1.0)
+    inputs = 1 if "embed_tokens" in name else shape[-1]
+    return (draws.random(shape, np.float32) * 2 - 1) * np.float32(spread * math.sqrt(3.0 / inputs))
 
 
 def _from_checkpoint(directory: Path, settings: Any, dtype: torch.dtype) -> Any:
