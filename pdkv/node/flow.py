@@ -7,14 +7,16 @@ whatever it held is given back; a step that runs in a thread is never abandoned,
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from pdkv.errors import BoundsError, DeadlineExceeded, RequestCancelled
+from pdkv.errors import BoundsError, DeadlineExceeded, PdkvError, RequestCancelled
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -22,14 +24,18 @@ P = ParamSpec("P")
 async def settle(future: asyncio.Future[Any]) -> None:
     """Wait until `future` has ended, in whatever way, however often the caller is cancelled meanwhile.
 
-    Raises `asyncio.CancelledError` afterwards if the caller was cancelled; never what the future holds.
+    Raises `asyncio.CancelledError` afterwards if the caller was cancelled; never what the future holds, which counts as
+    heard then, and is logged if it is a bug: nobody waits for it any more.
     """
-    cancelled = False
+    cancelled, over = False, future.done()
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             cancelled = True
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not over and not isinstance(error, PdkvError):
+        log.error("failed after its caller had gone", exc_info=error)
     if cancelled:
         raise asyncio.CancelledError
 

@@ -3,87 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import gc
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pdkv.errors import (
-    AccountMismatch,
     BoundsError,
     CapacityError,
     ConfigError,
     ContractMismatch,
     DeadlineExceeded,
-    DigestMismatch,
+    Draining,
     DuplicateRequest,
+    LeaseExpired,
     NeverFits,
     PeerLost,
     ProtocolError,
-    StalePages,
+    WrongIncarnation,
 )
-from pdkv.ids import RequestId
-from pdkv.kvcache.manager import CacheManager
-from pdkv.kvcache.pool import SlotPool
+from pdkv.ids import PageHashes, RequestId
+from pdkv.node.base import PeerState
 from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import (
-    GenerateDone,
-    GenerateEvent,
-    GenerateRequest,
-    PagesSealed,
-    PrefillDone,
+    LeaseCall,
     PrefillEvent,
     PrefillRequest,
-    Sampling,
-    Token,
 )
-from pdkv.adapters.reference.monolith import Monolith
-from tests.node.toy import OneByOne, Pair, ToyEngine, make_pair
+from tests.node.scene import (
+    Meddler,
+    alone,
+    answers,
+    gated,
+    recovered,
+    request,
+    rested,
+    run,
+    until,
+)
+from tests.node.toy import CHUNK, Pair, make_pair
 
-CHUNK = 128
-
-
-def request(length: int, *, seed: int = 0, name: str = "r0", **more: object) -> GenerateRequest:
-    tokens = np.random.default_rng(seed).integers(0, 256, length).astype(np.uint32)
-    return GenerateRequest(RequestId(name), tokens, Sampling(max_tokens=8), remaining_s=30.0, **more)  # type: ignore[arg-type]
-
-
-async def answers(events: AsyncGenerator[GenerateEvent, None]) -> tuple[list[int], GenerateDone]:
-    tokens: list[int] = []
-    async with aclosing(events) as stream:
-        async for event in stream:
-            if isinstance(event, GenerateDone):
-                return tokens, event
-            assert isinstance(event, Token)
-            assert event.index == len(tokens)
-            tokens.append(event.token)
-    raise AssertionError("the stream ended without GenerateDone")
-
-
-async def rested(pair: Pair) -> None:
-    """Both nodes have given everything back: nothing but cache is left."""
-    await asyncio.gather(*pair.decode.farewells)
-    for node in (pair.prefill, pair.decode):
-        node.parts.manager.check()
-        census = node.parts.manager.census()
-        assert (census["reserved"], census["private"], census["quarantined"]) == (0, 0, 0), census
-    assert len(pair.prefill.leases) == 0
-
-
-def run(scenario: object, pair: Pair) -> None:
-    try:
-        asyncio.run(scenario(pair))  # type: ignore[operator]
-    finally:
-        pair.close()
-
-
-def alone(pair: Pair, asked: GenerateRequest) -> tuple[int, ...]:
-    """What one process answers, with a pool of its own."""
-    fmt = pair.decode.parts.pool.fmt
-    pool = SlotPool.create(fmt, 64)
-    return Monolith(ToyEngine(pool), pool, pair.prefill.parts.contract, CHUNK).generate(asked.tokens, asked.sampling).tokens
+Change = Callable[[PrefillEvent], list[PrefillEvent]]
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 500, 512])
@@ -143,49 +107,6 @@ def test_the_same_prompt_at_once_leaves_one_copy_in_the_tree() -> None:
     run(scenario, make_pair())
 
 
-FAULTS = {
-    "drop-index": ("prompt page 0", "index"),
-    "zero-page": ("prompt page 1", "both"),
-    "swap-pages": ("prompt page 0", "both"),
-    "flip-bit": ("prompt page 1", "main"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_caught_before_the_first_token(fault: str) -> None:
-    async def scenario(pair: Pair) -> None:
-        page, cache = FAULTS[fault]
-        with pytest.raises(DigestMismatch) as caught:
-            await answers(pair.decode.generate(request(300, fault=fault)))
-        named = next(bad for bad in caught.value.bad if f"prompt page {bad.index}" == page)
-        assert named.cache == cache
-        await rested(pair)
-
-    run(scenario, make_pair())
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_without_digests_each_fault_changes_the_tokens(fault: str) -> None:
-    """The negative control of the controls: what the digests catch does matter."""
-
-    async def scenario(pair: Pair) -> None:
-        asked = request(300, fault=fault)
-        tokens, done = await answers(pair.decode.generate(asked))
-        assert tuple(tokens) != alone(pair, asked)
-        assert done.shipment.digests_verified == 0
-
-    run(scenario, make_pair(digest="none"))
-
-
-def test_a_fault_needs_a_node_that_allows_it() -> None:
-    async def scenario(pair: Pair) -> None:
-        with pytest.raises(ConfigError, match="allow-fault-injection"):
-            await answers(pair.decode.generate(request(100, fault="flip-bit")))
-        await rested(pair)
-
-    run(scenario, make_pair(settings=DecodeSettings(prefill_addresses=("p0",))))
-
-
 def test_unequal_contracts_are_refused_with_every_field_and_both_values() -> None:
     async def scenario(pair: Pair) -> None:
         with pytest.raises(ContractMismatch) as refused:
@@ -213,16 +134,16 @@ def test_a_request_that_cannot_fit_leaves_nothing() -> None:
     run(scenario, make_pair())
 
 
-def test_prefill_refuses_when_decode_has_room_but_prefill_has_none() -> None:
+def test_room_that_either_side_lacks_is_refused_and_nothing_is_kept() -> None:
     async def scenario(pair: Pair) -> None:
-        manager = pair.prefill.parts.manager
-        from pdkv.ids import PageHashes
-
-        held = manager.reserve(PageHashes(), 60, max_hit_pages=0)
-        with pytest.raises(CapacityError):
-            await answers(pair.decode.generate(request(640)))
-        manager.end(held)
-        await rested(pair)
+        for node in pair.nodes:
+            manager = node.parts.manager
+            taken = manager.reserve(PageHashes(), 60, max_hit_pages=0)
+            with pytest.raises(CapacityError, match="free"):
+                await answers(pair.decode.generate(request(640)))
+            manager.end(taken)
+            await rested(pair)
+        await recovered(pair)
 
     run(scenario, make_pair())
 
@@ -234,129 +155,203 @@ def test_one_id_at_a_time() -> None:
             with pytest.raises(DuplicateRequest):
                 await answers(pair.decode.generate(request(300)))
         await answers(pair.decode.generate(request(300)))
-        await rested(pair)
-
-    run(scenario, make_pair())
-
-
-def test_a_client_that_goes_away_frees_everything_on_both_sides() -> None:
-    async def scenario(pair: Pair) -> None:
-        stream = pair.decode.generate(request(300))
-        await anext(stream)
-        await stream.aclose()
-        await rested(pair)
+        await recovered(pair)
 
     run(scenario, make_pair())
 
 
 def test_a_deadline_ends_the_request_and_says_so() -> None:
     async def scenario(pair: Pair) -> None:
-        with pytest.raises(DeadlineExceeded):
-            await answers(pair.decode.generate(replace(request(1000), remaining_s=0.001)))
+        with pytest.raises(DeadlineExceeded, match="the request"):
+            await answers(pair.decode.generate(request(1000, remaining_s=0.001)))
+        for never in (float("nan"), float("inf")):
+            with pytest.raises(BoundsError, match="finite"):
+                await answers(pair.decode.generate(request(100, remaining_s=never)))
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_draining_refuses_new_requests_and_waits_for_old_ones() -> None:
+    async def scenario(pair: Pair) -> None:
+        gate = gated(pair.decode.parts.engine, "forward")
+        running = asyncio.create_task(answers(pair.decode.generate(request(100))))
+        await gate.reached()
+        drained = asyncio.create_task(pair.decode.drain())
+        await until(lambda: pair.decode.draining)
+        with pytest.raises(Draining):
+            await answers(pair.decode.generate(request(100, name="late")))
+        assert not drained.done()
+        gate.open()
+        await running
+        await drained
+        assert not pair.decode.farewells
         await rested(pair)
 
     run(scenario, make_pair())
 
 
-class Meddler:
-    """A prefill node between: changes what it says, as a faulty or hostile peer would."""
-
-    def __init__(self, pair: Pair, change: object) -> None:
-        self._node = pair.prefill
-        self._change = change
-        self.connect = pair.prefill.connect
-        self.renew_lease = pair.prefill.renew_lease
-        self.release_lease = pair.prefill.release_lease
-
-    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        async with aclosing(self._node.prefill(request)) as events:
-            async for event in events:
-                for changed in self._change(event):  # type: ignore[operator]
-                    yield changed
+# --- leases, as decode sees them --------------------------------------------------------------------------------------
 
 
-def sealed(**changes: object) -> object:
-    def change(event: PrefillEvent) -> list[PrefillEvent]:
-        if not isinstance(event, PagesSealed):
-            return [event]
-        values = {k: v(event) if callable(v) else v for k, v in changes.items()}
-        return [replace(event, **values)]  # type: ignore[arg-type]
-
-    return change
-
-
-def drop(kind: type) -> object:
-    return lambda event: [] if isinstance(event, kind) else [event]
-
-
-def account(**changes: object) -> object:
-    def change(event: PrefillEvent) -> list[PrefillEvent]:
-        if not isinstance(event, PrefillDone):
-            return [event]
-        return [replace(event, account=replace(event.account, **changes))]  # type: ignore[arg-type]
-
-    return change
-
-
-MEDDLING = {
-    "page out of the pool": (sealed(page_ids=lambda e: e.page_ids + 1000), BoundsError, "page id"),
-    "the write sink": (sealed(page_ids=lambda e: e.page_ids * 0), BoundsError, "page id"),
-    "one generation too few": (sealed(generations=lambda e: e.generations[1:]), BoundsError, "columns"),
-    "pages skipped": (sealed(first_index=lambda e: e.first_index + 1), ProtocolError, "announced"),
-    "hashes of another prompt": (
-        sealed(hashes=lambda e: type(e.hashes)(bytes(len(e.hashes.raw)))),
-        ProtocolError,
-        "hashes",
-    ),
-    "an old generation": (sealed(generations=lambda e: e.generations - np.uint64(1)), StalePages, "reused"),
-    "digests of other bytes": (sealed(digests=lambda e: e.digests + np.uint64(1)), DigestMismatch, "both"),
-    "a page never announced": (drop(PagesSealed), ProtocolError, "not announced"),
-    "no end": (drop(PrefillDone), PeerLost, "without PrefillDone"),
-    "everything twice": (lambda event: [event, event], ProtocolError, "out of order"),
-    "an event after the end": (
-        lambda event: [event, event] if isinstance(event, PrefillDone) else [event],
-        ProtocolError,
-        "out of order",
-    ),
-    "no tail": (
-        lambda event: [replace(event, tail=None)] if isinstance(event, PrefillDone) else [event],
-        ProtocolError,
-        "tail",
-    ),
-    "another layer list": (account(indexer_types=("full",)), AccountMismatch, "indexer_types"),
-    "another rollback": (account(rollback_tokens=9), AccountMismatch, "rollback_tokens"),
-    "another recorded length": (account(recorded_tokens=0), AccountMismatch, "recorded_tokens"),
-    "another resume length": (account(resume_tokens=64), AccountMismatch, "resume_tokens"),
-    "another last hash": (account(last_page_hash=bytes(32)), AccountMismatch, "last_page_hash"),
-    "another token count": (account(prompt_tokens=1), AccountMismatch, "prompt_tokens"),
-    "another page count": (account(pages=1), AccountMismatch, "pages"),
-}
-
-
-@pytest.mark.parametrize("what", MEDDLING)
-def test_a_peer_that_says_otherwise_is_not_believed(what: str) -> None:
-    change, kind, words = MEDDLING[what]
-
+def test_a_lease_is_renewed_while_an_engine_step_takes_longer_than_it() -> None:
     async def scenario(pair: Pair) -> None:
-        pair.decode._directory = OneByOne({"p0": Meddler(pair, change)})  # type: ignore[dict-item]
-        got: list[GenerateEvent] = []
-        with pytest.raises(kind, match=words):
-            async with aclosing(pair.decode.generate(request(300))) as events:
-                async for event in events:
-                    got.append(event)
-        assert got == []
-        # The meddler may have kept a lease that decode never heard of: that one ends by its own expiry.
-        pair.decode.parts.manager.check()
-        assert pair.decode.parts.manager.census()["reserved"] == 0
+        renewals: list[LeaseCall] = []
+        peer = Meddler(pair, lambda event: [event])
 
-    run(scenario, make_pair())
+        async def renew(call: LeaseCall) -> float:
+            renewals.append(call)
+            return await pair.prefill.renew_lease(call)
 
-
-def test_untouched_words_are_believed() -> None:
-    async def scenario(pair: Pair) -> None:
-        pair.decode._directory = OneByOne({"p0": Meddler(pair, lambda event: [event])})  # type: ignore[dict-item]
+        peer.renew_lease = renew  # type: ignore[method-assign]
+        pair.directory.peers["p0"] = peer
+        watch = asyncio.create_task(pair.prefill.watch_leases())
+        gate = gated(pair.prefill.parts.engine, "forward", at=2)
         asked = request(300)
-        tokens, _ = await answers(pair.decode.generate(asked))
-        assert tuple(tokens) == alone(pair, asked)
+        answer = asyncio.create_task(answers(pair.decode.generate(asked)))
+        await gate.reached()
+        await until(lambda: len(renewals) >= 9)  # a sixth of its life apart: it would have been over by now
+        gate.open()
+        assert tuple((await answer)[0]) == alone(pair, asked)
+        watch.cancel()
+        await recovered(pair)
+
+    run(scenario, make_pair(ttl_s=0.12))
+
+
+class Unwilling(Meddler):
+    """Answers renewals with an error, or with a ttl that is none."""
+
+    def __init__(self, pair: Pair, answer: float | Exception) -> None:
+        super().__init__(pair, lambda event: [event])
+        self._answer = answer
+        self.renew_lease = self._renew  # type: ignore[method-assign]
+
+    async def _renew(self, call: LeaseCall) -> float:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (LeaseExpired("over"), LeaseExpired),
+        (PeerLost("no answer"), LeaseExpired),
+        (float("nan"), ProtocolError),
+        (0.0, ProtocolError),
+    ],
+)
+def test_a_lease_that_is_not_renewed_ends_the_request(answer: float | Exception, kind: type[Exception]) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.directory.peers["p0"] = Unwilling(pair, answer)
+        gate = gated(pair.prefill.parts.engine, "forward", at=2)
+        failing = asyncio.create_task(answers(pair.decode.generate(request(300))))
+        await gate.reached()
+        # prefill's step holds its pages until it ends; decode's error waits for that, as the stream has one owner
+        await until(lambda: any(t.cancelling() for t in asyncio.all_tasks()))
+        gate.open()
+        with pytest.raises(kind):
+            await failing
+        pair.directory.peers["p0"] = pair.prefill
+        await recovered(pair)
+
+    run(scenario, make_pair(ttl_s=0.1))
+
+
+# --- peers that go and come back --------------------------------------------------------------------------------------
+
+
+def test_a_restarted_prefill_node_is_met_anew_within_the_request() -> None:
+    async def scenario(pair: Pair) -> None:
+        asked = request(300)
+        await answers(pair.decode.generate(asked))
+        await rested(pair)
+        pair.restart_prefill()
+        other = replace(asked, tokens=asked.tokens[::-1].copy())
+        tokens, done = await answers(pair.decode.generate(other))
+        assert tuple(tokens) == alone(pair, other)
+        assert done.shipment.pages_shipped == 5
+        assert list(pair.decode.peers.states.values()) == [PeerState.READY]
+        assert pair.decode.status().lanes == {str(pair.prefill.parts.name): "loopback"}
+        await recovered(pair)
 
     run(scenario, make_pair())
+
+
+def test_a_prefill_node_that_came_back_as_another_is_refused_by_name() -> None:
+    async def scenario(pair: Pair) -> None:
+        await answers(pair.decode.generate(request(300)))
+        pair.restart_prefill(weights_id="newer")
+        with pytest.raises(ContractMismatch, match="weights_id: mine toy, theirs newer"):
+            await answers(pair.decode.generate(request(300)))
+        await rested(pair)
+
+    run(scenario, make_pair())
+
+
+def test_a_node_that_always_denies_its_name_is_asked_twice_and_no_more() -> None:
+    async def scenario(pair: Pair) -> None:
+        asked = []
+
+        class Denier(Meddler):
+            async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+                asked.append(request)
+                raise WrongIncarnation("not me")
+                yield
+
+        pair.directory.peers["p0"] = Denier(pair, lambda event: [event])
+        with pytest.raises(WrongIncarnation):
+            await answers(pair.decode.generate(request(300)))
+        assert len(asked) == 2
+        pair.directory.peers["p0"] = pair.prefill
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_a_peer_whose_connection_broke_is_not_shut_out_for_ever() -> None:
+    async def scenario(pair: Pair) -> None:
+        await answers(pair.decode.generate(request(100)))
+        name = str(pair.prefill.parts.name)
+        pair.net.kill(name)
+        with pytest.raises(PeerLost):
+            await answers(pair.decode.generate(request(200, seed=1)))
+        assert pair.decode.status().peers == {name: "SUSPECT"}
+        with pytest.raises(PeerLost):
+            await answers(pair.decode.generate(request(200, seed=1)))
+        pair.net._agents.add(name)
+        await answers(pair.decode.generate(request(200, seed=1)))
+        assert pair.decode.status().peers == {name: "READY"}
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_addresses_of_requests_leave_nothing_behind() -> None:
+    async def scenario(pair: Pair) -> None:
+        class Nowhere(Meddler):
+            def __init__(self) -> None: ...
+
+            async def connect(self, intro: object) -> Any:
+                raise PeerLost("nobody there")
+
+        for i in range(20):
+            pair.directory.peers[f"no{i}"] = Nowhere()
+            with pytest.raises(PeerLost, match="nobody there"):
+                await answers(pair.decode.generate(request(100, prefill_address=f"no{i}")))
+        gc.collect()  # errors keep their frames until then
+        assert (len(pair.decode._dialling), len(pair.decode._links), len(pair.decode.peers.states)) == (0, 0, 0)
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_a_node_without_addresses_says_so() -> None:
+    async def scenario(pair: Pair) -> None:
+        with pytest.raises(ConfigError, match="prefill_addresses"):
+            await answers(pair.decode.generate(request(100)))
+        await answers(pair.decode.generate(request(100, prefill_address="p0")))
+        await rested(pair)
+
+    run(scenario, make_pair(settings=DecodeSettings()))
