@@ -15,6 +15,7 @@ import typer
 
 from pdkv.errors import ConfigError
 from pdkv.geometry import byte_ledger as ledger
+from pdkv.geometry import traffic
 from pdkv.geometry.model_config import ModelShape, load_config, model_shape
 from pdkv.geometry.page_layout import PageFormat, page_format
 
@@ -118,7 +119,7 @@ def _context(tokens: int, fmt: PageFormat, gbps: float, output_tokens: int, memo
     size = ledger.page_group_bytes(fmt).times(pages)
     needed = ledger.request_pages(tokens, output_tokens=output_tokens, page_tokens=fmt.page_tokens)
     fit = None if memory_bytes is None else ledger.pool_fit(memory_bytes, fmt.page_bytes, needed)
-    return ContextPlan(tokens, pages, size, ledger.link_seconds(size.total, gbps), fit)
+    return ContextPlan(tokens, pages, size, traffic.link_seconds(size.total, gbps), fit)
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model's `config.json` turned into the few numbers that size its caches.
+"""A model's `config.json` turned into the few numbers that size its caches and its weights.
 
 Guarantees: this is the only file that knows Hugging Face config keys; a `ModelShape` is complete and consistent (one
 indexer type a layer, the first one full), whichever way the config wrote the list; a missing, ill-typed or unknown
@@ -46,6 +46,26 @@ class ModelShape:
     @property
     def full_layers(self) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(self.indexer_types) if kind == FULL)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShape:
+    """What the size of the weights depends on, beside a `ModelShape`. Widths in elements."""
+
+    hidden: int
+    heads: int
+    q_lora_rank: int
+    qk_nope_dim: int
+    v_dim: int
+    index_heads: int
+    dense: tuple[bool, ...]
+    """For each layer whether its MLP is dense; the others have experts."""
+    dense_width: int
+    expert_width: int
+    routed_experts: int
+    shared_experts: int
+    tied_embeddings: bool
+    attention_bias: bool
 
 
 def load_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +116,51 @@ def model_shape(config: Mapping[str, Any], *, draft_layers: int | None = None) -
         index_topk=_integer(config, "index_topk"),
         index_kpool=_integer(config, "index_kpool", default=1),
     )
+
+
+def weight_shape(config: Mapping[str, Any]) -> WeightShape:
+    """Shape of a model's weights. Raises `ConfigError` naming the field."""
+    layers = _integer(config, "num_hidden_layers")
+    return WeightShape(
+        hidden=_integer(config, "hidden_size"),
+        heads=_integer(config, "num_attention_heads"),
+        q_lora_rank=_integer(config, "q_lora_rank"),
+        qk_nope_dim=_integer(config, "qk_nope_head_dim"),
+        v_dim=_integer(config, "v_head_dim"),
+        index_heads=_integer(config, "index_n_heads"),
+        dense=_dense_layers(config, layers),
+        dense_width=_integer(config, "intermediate_size"),
+        expert_width=_integer(config, "moe_intermediate_size"),
+        routed_experts=_integer(config, "n_routed_experts"),
+        shared_experts=_integer(config, "n_shared_experts", default=0, least=0),
+        tied_embeddings=_switch(config, "tie_word_embeddings"),
+        attention_bias=_switch(config, "attention_bias"),
+    )
+
+
+def max_positions(config: Mapping[str, Any]) -> int:
+    """Tokens of the longest context that the model was made for. Raises `ConfigError` naming the field."""
+    return _integer(config, "max_position_embeddings")
+
+
+def _switch(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(key, value, "true or false")
+    return value
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """`mlp_layer_types`, or else the first `first_k_dense_replace` layers, 3 by default: transformers' rule."""
+    types = config.get("mlp_layer_types")
+    if types is None:
+        first = _integer(config, "first_k_dense_replace", default=3, least=0)
+        return tuple(i < first for i in range(layers))
+    if not isinstance(types, Sequence) or isinstance(types, str) or set(types) - {"dense", "sparse"}:
+        raise ConfigError("mlp_layer_types", types, 'a list of "dense" and "sparse"')
+    if len(types) != layers:
+        raise ConfigError("mlp_layer_types, entries", len(types), f"num_hidden_layers, {layers}")
+    return tuple(kind == "dense" for kind in types)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Every figure of the golden ledger that a formula gives, computed again."""
+"""Every figure of the golden ledger that a formula gives, computed again (those of time and memory beside the pages in
+`test_traffic` and `test_workspaces`)."""
 
 import json
 from pathlib import Path
@@ -138,58 +139,6 @@ def test_pool_sizes(want: dict[str, Any]) -> None:
     } == want
 
 
-def test_workspaces() -> None:
-    want = GOLDEN["workspaces"]
-    for row in want["topk_indices_bytes"]:
-        assert ledger.topk_buffer_bytes(row["max_num_batched_tokens"], row["index_topk"]) == row["bytes"]
-    for row in want["logits_bytes"]:
-        assert ledger.logits_bytes(row["rows"], row["cols"]) == row["bytes"]
-    assert want["logits_never_chunk_below_elements"] == ledger.LOGITS_NEVER_SPLIT_BELOW
-
-
-def test_request_of_1m() -> None:
-    want = GOLDEN["1m request"]
-    token, page = ledger.token_bytes(SHAPE), ledger.page_group_bytes(PAGE)
-    chunk = want["chunk_tokens"]
-    hit = 100_000 // PAGE.page_tokens
-    have = {
-        "chunk_tokens": 32_768,
-        "chunks": -(-M1 // chunk),
-        "pages_per_chunk": ledger.request_pages(chunk),
-        "chunk_bytes": page.times(ledger.request_pages(chunk)).total,
-        "prefix_hit_100000_tokens": {
-            "pages": hit,
-            "tokens": hit * PAGE.page_tokens,
-            "main_bytes": page.times(hit).main,
-            "index_bytes": page.times(hit).index,
-        },
-        "index_only_seconds_at_400gbps": round(ledger.link_seconds(token.index * M1, 400), 4),
-        "total_seconds_at_400gbps": round(ledger.link_seconds(token.total * M1, 400), 4),
-        "index_write_per_layer_per_chunk": PAGE.index_row.row_bytes * chunk,
-        "index_write_per_chunk": token.index * chunk,
-        "index_read_per_decode_step_at_1m": token.index * M1,
-        "index_read_over_32_prefill_chunks": ledger.index_reads(M1, chunk, token.index),
-        "pages_with_256_output_tokens": ledger.request_pages(M1, output_tokens=256),
-        "drop_page_hit_of_100000": {"pages": ledger.drop_page_usable(100_000) // PAGE.page_tokens},
-        "score_flops_per_pair_per_layer": ledger.score_flops(GLM["index_n_heads"], SHAPE.index_head_dim),
-        "full_layers": len(SHAPE.full_layers),
-        "prefix_saving_of_scores": want["prefix_saving_of_scores"],
-    }
-    assert have == want
-    assert ledger.scores_saved(M1 // 2, M1) == 0.25
-
-
-def test_page_tables_and_decode_writes() -> None:
-    assert {
-        "per_token_int32_row_bytes_1m": ledger.page_table_bytes(M1),
-        "per_page_int32_row_bytes_1m": ledger.page_table_bytes(M1, page_tokens=64),
-        "per_token_rows_32_requests": ledger.page_table_bytes(M1, requests=32),
-        "per_page_rows_32_requests": ledger.page_table_bytes(M1, page_tokens=64, requests=32),
-    } == GOLDEN["page tables"]
-    index = ledger.token_bytes(SHAPE).index
-    assert {"index_bytes_per_token": index, "index_bytes_per_mtp_verify_of_6": 6 * index} == GOLDEN["decode writes"]
-
-
 @pytest.mark.parametrize("want", GOLDEN["dcp"], ids=lambda w: str(w["dcp"]))
 def test_dcp(want: dict[str, Any]) -> None:
     assert ledger.token_bytes(SHAPE, dcp=want["dcp"]).total == want["bytes_per_local_token"]
@@ -210,34 +159,30 @@ def test_eagle_lengths(want: dict[str, Any]) -> None:
     assert ledger.drop_page_usable(tokens) == want["drop_page_usable_when_all_full_pages_are_cached"]
 
 
-@pytest.mark.parametrize("want", GOLDEN["logits budget"], ids=lambda w: f"{w['rows']}x{w['cols']}")
-def test_logits_budget(want: dict[str, Any]) -> None:
-    budget = ledger.logits_budget_bytes(want["total_bytes"], want["mem_fraction_static"])
-    assert want["elements"] == want["rows"] * want["cols"]
-    assert want["never_chunk"] == ledger.logits_never_split(want["rows"], want["cols"])
-    assert want["budget_bytes"] == budget
-    assert want["rows_per_chunk"] == ledger.logits_rows_per_chunk(budget, want["cols"])
-
-
-def test_logits_budget_has_three_caps() -> None:
-    assert ledger.logits_budget_bytes(1000, 0.0) == 200
-    assert ledger.logits_budget_bytes(1000, 0.9, free_bytes=50) == 10
-    assert ledger.logits_rows_per_chunk(1, 300) == 1
-    # 257 columns take the space of 512
-    assert ledger.logits_rows_per_chunk(2048, 257) == 1
-    assert ledger.logits_rows_per_chunk(2048, 256) == 2
-
-
-@given(st.integers(0, 1000), st.integers(1, 100))
-def test_index_reads_are_the_sum_over_chunks(context: int, chunk: int) -> None:
-    ends = [min(at + chunk, context) for at in range(0, context, chunk)]
-    assert ledger.index_reads(context, chunk, 3) == 3 * sum(ends)
-
-
 def test_published_errors_are_not_repeated() -> None:
-    assert ledger.page_group_bytes(PAGE).times(16_384).main == 53_653_536_768  # and not 53,687,091,712
-    assert -(-GOLDEN["1m request"]["index_read_per_decode_step_at_1m"] // PAGE.page_bytes) == 842
-    assert ledger.scores_saved(1, 2) == 0.25
+    page = ledger.page_group_bytes(PAGE)
+    assert page.times(16_384).main == 53_653_536_768  # and not 53,687,091,712
+    assert -(-GOLDEN["1m request"]["index_read_per_decode_step_at_1m"] // PAGE.page_bytes) == 842  # and not 53
+    assert page.times(ledger.request_pages(32_768)).total == 1_767_505_920  # 1.768 GB, and not 1.69
+    hit = page.times(100_000 // 64)
+    assert (100_000 // 64, hit.main, hit.index) == (1_562, 5_115_162_624, 277_111_296)
+    assert GOLDEN["glm-5.3, 39 full layers"]["extra_bytes_at_1m"] == 18 * 132 * M1 == 2_491_416_576  # 2.49 GB
+
+
+@pytest.mark.parametrize("dcp", [1, 2, 4, 8])
+def test_a_page_of_local_slots_is_64_times_a_slot(dcp: int) -> None:
+    for shape in (SHAPE, MTP):
+        token, page = ledger.token_bytes(shape, dcp=dcp), ledger.slot_page_bytes(shape, dcp=dcp)
+        assert (page.main, page.index) == (64 * token.main, 64 * token.index)
+    pooled = ledger.slot_page_bytes(model_shape({**GLM, "index_kpool": 16}), dcp=dcp)
+    assert (pooled.main, pooled.index) == (1024 * 51168, 21 * 8448 * dcp)
+
+
+def test_tail_waste() -> None:
+    waste = ledger.tail_waste(1000, 64, PAGE.page_bytes)
+    assert (waste.average_tokens, waste.average_bytes) == (32_000, 500 * PAGE.page_bytes)
+    assert waste.worst_bytes == 1000 * 63 * 53_940
+    assert ledger.tail_waste(0, 64, PAGE.page_bytes) == ledger.TailWaste(0, 0, 0)
 
 
 @given(st.integers(0, 10**12), st.integers(1, 10**7), st.integers(1, 10**5))
@@ -259,10 +204,8 @@ def test_missing_bytes_are_exactly_what_is_missing(available: int, page_bytes: i
         (lambda: ledger.request_pages(-1), "prompt_tokens"),
         (lambda: ledger.request_pages(1, page_tokens=0), "page_tokens"),
         (lambda: ledger.usable_pages(1, 0), "page_bytes"),
-        (lambda: ledger.link_seconds(1, 0), "gbps"),
-        (lambda: ledger.index_reads(1, 0, 1), "chunk_tokens"),
-        (lambda: ledger.scores_saved(1, 0), "context_tokens"),
-        (lambda: ledger.logits_budget_bytes(1, 1.5), "mem_fraction_static"),
+        (lambda: ledger.slot_page_bytes(SHAPE, dcp=0), "dcp"),
+        (lambda: ledger.tail_waste(-1, 64, 1), "requests"),
     ],
 )
 def test_errors_name_the_field(call: Any, field: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdkv.errors import ConfigError
-from pdkv.geometry.model_config import PRESETS, load_config, model_shape
+from pdkv.geometry.model_config import PRESETS, load_config, max_positions, model_shape, weight_shape
 
 GLM = load_config("glm-5.3")
 FULL_OF_GLM = (0, 1, 2, *range(6, 78, 4))
@@ -141,3 +141,30 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str | bytes) -> None
 def test_a_missing_file_names_the_presets(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model: .*glm-5\.3-mtp"):
         load_config(tmp_path / "none.json")
+
+
+def test_weight_shape() -> None:
+    shape = weight_shape(GLM)
+    assert (shape.hidden, shape.heads, shape.index_heads) == (6144, 64, 32)
+    assert shape.dense == (True,) * 3 + (False,) * 75
+    assert (shape.routed_experts, shape.shared_experts, shape.tied_embeddings) == (256, 1, False)
+    tiny = weight_shape(load_config("tiny"))
+    assert tiny.dense == (True, True, *(False,) * 6)
+    assert max_positions(GLM) == 1_048_576
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"n_routed_experts": "256"}, "n_routed_experts"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"mlp_layer_types": "dense"}, "mlp_layer_types"),
+        ({"mlp_layer_types": ["dense", "thick"]}, "mlp_layer_types"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types, entries"),
+    ],
+)
+def test_errors_of_weights_name_the_field(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        weight_shape({**GLM, **change})
+    assert error.value.fields["field"] == field
