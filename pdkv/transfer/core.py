@@ -220,12 +220,13 @@ class TransferCore:
             task, peer = run.task, run.task.peer
             task.running -= 1
             peer.running -= 1
+            # before the others stop: this one would end as FAILED with them, though nothing proves that it has
+            task.ended(run.wanted, end, run.post_s)
             if end.disconnected and not peer.lost:
                 peer.lost = end.reason
                 for other in tuple(self._tasks):
                     if other.peer is peer:
                         other.stop(end.reason)
-            task.ended(run.wanted, end, run.post_s)
         return bool(ended)
 
     def _post(self) -> bool:
