@@ -13,7 +13,7 @@ from pdkv.contract import ContractFacts, build_contract
 from pdkv.errors import BoundsError
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import Group, Segment, page_format
-from pdkv.ids import LocalPages, NodeId, PeerName, UInt32Array, new_incarnation
+from pdkv.ids import LocalPages, NodeId, PageHashes, PeerName, UInt32Array, new_incarnation
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
@@ -116,6 +116,11 @@ class Pair:
         facts = {f: getattr(old.parts.contract, f) for f in ContractFacts.__dataclass_fields__}
         parts = make_parts("p0", ContractFacts(**{**facts, **changes}), self.net, pages=old.parts.pool.num_pages)
         self.prefill = self.directory.peers["p0"] = PrefillNode(parts, old.settings)
+
+    def forget_decode(self) -> None:
+        """The decode node's tree loses all it has."""
+        manager = self.decode.parts.manager
+        manager.end(manager.reserve(PageHashes(), manager.census()["total"], max_hit_pages=0))
 
     def close(self) -> None:
         self.prefill.parts.close()
