@@ -1,0 +1,167 @@
+"""The same deployment with one thing changed: bytes a token, tokens of the pool, and what would make a request fit.
+
+Guarantees: a variant goes through the very functions that the plan itself goes through, so the two can't disagree; a
+variant that a layout or model can't have is left out, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pdkv.errors import ConfigError
+from pdkv.geometry.byte_ledger import GroupBytes, PoolFit, pool_fit, request_pages, token_bytes
+from pdkv.geometry.fleet import GPUS, GpuMemory, Layout, RankPool, given_pool, rank_pool
+from pdkv.geometry.model_config import FULL, SHARED, ModelShape
+from pdkv.geometry.row_format import MAIN_ROWS
+
+KPOOLS = (2, 4, 16)
+DCPS = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a plan is about. `memory`: of the pool in bytes, a GPU's, or None if only bytes a token are asked for."""
+
+    shape: ModelShape
+    main_row: str = "fp8_ds_mla"
+    layout: Layout = field(default_factory=Layout)
+    memory: GpuMemory | int | None = None
+
+    @property
+    def slot_bytes(self) -> GroupBytes:
+        """Of a local slot, which serves dcp tokens of context; all layers, whatever stage they are on."""
+        return token_bytes(self.shape, main_row=self.main_row, dcp=self.layout.dcp)
+
+    def pool(self) -> RankPool | None:
+        """Of a rank; None without memory. Raises `ConfigError` naming the field."""
+        if self.memory is None:
+            return None
+        if isinstance(self.memory, int):
+            return given_pool(self.shape, self.main_row, self.layout.dcp, self.memory)
+        return rank_pool(self.shape, self.main_row, self.layout, self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One row of the table."""
+
+    name: str
+    bytes_per_slot: GroupBytes
+    """Of a local slot."""
+    dcp: int
+    """Tokens of context that a slot serves."""
+    pool_tokens: int | None
+    """Of one rank's pool; None without memory."""
+    ratio: float
+    """Tokens in the same memory against the plan; without memory, what the bytes a token of context say."""
+
+
+def variants(setup: Setup) -> tuple[Variant, ...]:
+    """The plan itself, and then what each change of model, format or layout would do to it."""
+    return tuple(_measured(name, made, setup) for name, made in _changes(setup))
+
+
+def fit_of(setup: Setup, request_tokens: int) -> PoolFit | None:
+    """Whether a request of so many tokens (prompt, output, drafts) fits into a pool of its own. None without memory."""
+    pool = setup.pool()
+    if pool is None:
+        return None
+    needed = request_pages(request_tokens, page_tokens=pool.page_tokens)
+    fit = pool_fit(pool.available_bytes, pool.page.total, needed)
+    if pool.budget and pool.budget.left_bytes < 0:
+        fit = replace(fit, missing_bytes=fit.missing_bytes - pool.budget.left_bytes)
+    return fit
+
+
+def what_fits(setup: Setup, request_tokens: int) -> tuple[str, ...]:
+    """Single changes after which the request fits, cheapest first; empty if it fits as it is, or if none of them helps.
+
+    Looks at what an operator can set: DCP, row format, drafting, the static share, cards. Not at the model.
+    """
+    if _fits(setup, request_tokens):
+        return ()
+    return tuple(name for name, made in _remedies(setup) if _fits(made, request_tokens))
+
+
+def _fits(setup: Setup, request_tokens: int) -> bool:
+    fit = fit_of(setup, request_tokens)
+    return fit is None or fit.fits
+
+
+def _measured(name: str, setup: Setup, base: Setup) -> Variant:
+    pool, base_pool = setup.pool(), base.pool()
+    if pool is not None and base_pool is not None and base_pool.tokens:
+        ratio = pool.tokens / base_pool.tokens
+    else:
+        slot, base_slot = setup.slot_bytes.total, base.slot_bytes.total
+        ratio = (base_slot / base.layout.dcp) / (slot / setup.layout.dcp)
+    return Variant(name, setup.slot_bytes, setup.layout.dcp, pool.tokens if pool else None, ratio)
+
+
+def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    shape = setup.shape
+    yield "as planned", setup
+    for step, words in ((2, "half of the"), (1, "all")):
+        types = tuple(FULL if i % step == 0 else SHARED for i in range(shape.num_layers))
+        if types.count(FULL) > len(shape.full_layers):
+            name = f"{words} layers full ({types.count(FULL)})"
+            yield name, replace(setup, shape=replace(shape, indexer_types=types))
+    for kpool in KPOOLS:
+        if kpool != shape.index_kpool:
+            yield f"kpool {kpool}", replace(setup, shape=replace(shape, index_kpool=kpool))
+    yield from _dcps(setup)
+    draft = shape.draft_layers + 1
+    yield f"{draft} MTP layer{'s' * (draft > 1)}", replace(setup, shape=replace(shape, draft_layers=draft))
+    if shape.draft_layers:
+        yield "no MTP layer", replace(setup, shape=replace(shape, draft_layers=0))
+    yield from _rows(setup)
+
+
+def _dcps(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Where the memory was given as such, the layout beside DCP is nobody's business here."""
+    for dcp in DCPS:
+        if dcp == setup.layout.dcp:
+            continue
+        try:
+            layout = replace(setup.layout, dcp=dcp) if isinstance(setup.memory, GpuMemory) else dcp_only(dcp)
+        except ConfigError:
+            continue
+        yield f"dcp {dcp}", replace(setup, layout=layout)
+
+
+def dcp_only(dcp: int) -> Layout:
+    """The smallest layout with this DCP. Raises `ConfigError` for less than 1."""
+    return Layout(gpus=dcp, tp=dcp, dcp=dcp)
+
+
+def _rows(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    for row in MAIN_ROWS.values():
+        if row.name != setup.main_row:
+            yield f"row {row.row_bytes} ({row.name})", replace(setup, main_row=row.name)
+
+
+def _remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    yield from ((name, made) for name, made in _dcps(setup) if made.layout.dcp > setup.layout.dcp)
+    here = MAIN_ROWS[setup.main_row].row_bytes
+    yield from ((name, made) for name, made in _rows(setup) if MAIN_ROWS[made.main_row].row_bytes < here)
+    if setup.shape.draft_layers:
+        yield "no MTP layer", replace(setup, shape=replace(setup.shape, draft_layers=0))
+    memory = setup.memory
+    if not isinstance(memory, GpuMemory):
+        return
+    if memory.mem_fraction_static < 0.95:
+        yield "mem fraction static 0.95", replace(setup, memory=replace(memory, mem_fraction_static=0.95))
+    for name, layout in _larger(setup.layout):
+        yield name, replace(setup, layout=layout)
+    for gpu in GPUS.values():
+        if gpu.memory_bytes > memory.gpu.memory_bytes:
+            yield gpu.name, replace(setup, memory=replace(memory, gpu=gpu))
+
+
+def _larger(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Twice the cards, as a second stage or a second attention beside the first."""
+    pp = replace(layout, gpus=layout.gpus * 2, pp=layout.pp * 2)
+    yield f"gpus {pp.gpus} with pp {pp.pp}", pp
+    dp = replace(layout, gpus=layout.gpus * 2, dp=layout.dp * 2, ep=layout.ep * 2)
+    yield f"gpus {dp.gpus} with dp {dp.dp}, ep {dp.ep}", dp
