@@ -23,7 +23,6 @@ from pdkv.node.messages import (
     GenerateDone,
     GenerateEvent,
     GenerateRequest,
-    Namespace,
     PrefillEvent,
     PrefillRequest,
     Sampling,
@@ -44,11 +43,16 @@ def request(length: int, *, seed: int = 0, name: str = "r0", **more: Any) -> Gen
 def prefill_request(pair: Pair, asked: GenerateRequest, **more: Any) -> PrefillRequest:
     """What the decode node would send for it if it had no page."""
     return PrefillRequest(
-        envelope=pair.decode.parts.envelope(pair.prefill.parts.name),
-        request_id=asked.request_id,
-        tokens=asked.tokens,
-        namespace=Namespace(),
-        **{"first_page_wanted": 0, "sampling": asked.sampling, "remaining_s": asked.remaining_s, **more},
+        **{
+            "envelope": pair.decode.parts.envelope(pair.prefill.parts.name),
+            "request_id": asked.request_id,
+            "tokens": asked.tokens,
+            "namespace": asked.namespace,
+            "first_page_wanted": 0,
+            "sampling": asked.sampling,
+            "remaining_s": asked.remaining_s,
+            **more,
+        }
     )
 
 
