@@ -154,5 +154,5 @@ def test_other_weights_are_another_contract() -> None:
     model = load_model("tiny")
     fmt = page_format(model.shape)
     mine, theirs = (contract_of(PrefillConfig(), m, fmt) for m in (model, replace(model, weights_id="sha256:other")))
-    with pytest.raises(ContractMismatch, match="weights_id: mine sha256:.*, theirs sha256:other"):
+    with pytest.raises(ContractMismatch, match=r"weights_id: mine sha256:.*, theirs sha256:other"):
         require_compatible(mine, theirs)

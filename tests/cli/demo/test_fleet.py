@@ -29,7 +29,7 @@ def with_fleet(body: Callable[[Fleet], Awaitable[None]]) -> None:
 def test_the_command_line() -> None:
     line = command("decode", "d0", {"model": "tiny", "pool_pages": 9, "insecure": True, "require_rdma": False})
     assert line[:4] == [sys.executable, "-m", "pdkv.cli", "decode"]
-    assert line[4:] == "--node-id d0 --json --exit-with-parent --model tiny --pool-pages 9 --insecure".split()
+    assert " ".join(line[4:]) == "--node-id d0 --json --exit-with-parent --model tiny --pool-pages 9 --insecure"
 
 
 def test_a_node_is_started_stopped_and_killed() -> None:
@@ -116,7 +116,8 @@ from pdkv.cli.demo.fleet import Fleet
 
 async def main():
     async with Fleet() as fleet:
-        node = await fleet.start("router", "r0", {"prefill_addresses": "a:1", "decode_addresses": "b:2", "insecure": True})
+        flags = {"prefill_addresses": "a:1", "decode_addresses": "b:2", "insecure": True}
+        node = await fleet.start("router", "r0", flags)
         print(node.pid, flush=True)
         await asyncio.Event().wait()
 
