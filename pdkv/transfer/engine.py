@@ -34,8 +34,8 @@ T = TypeVar("T")
 SPIN_S = 0.0002
 """Polled without a pause for so long after something moved."""
 FIRST_SLEEP_S = 0.00005
-WORK_S = 0.00003
-"""A step that took the thread more CPU time than this moved bytes (an idle one takes a third of it)."""
+WORK_S = 0.00005
+"""A step that took the thread more CPU time than this moved bytes (an idle one takes a fifth of it)."""
 
 
 class _Pace:

@@ -64,7 +64,7 @@ class Lane:
     """The transport's own words."""
     rdma: bool = False
     ends_clean: bool = False
-    """A read that ended with an error writes nothing any more. False where that is not proven, as with RDMA."""
+    """A read that ended with a disconnect writes nothing any more. False where that is not proven, as with RDMA."""
 
 
 UNKNOWN_LANE = Lane("unknown")

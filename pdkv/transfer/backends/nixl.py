@@ -221,13 +221,11 @@ class NixlBackend:
         return self._failed(read, RuntimeError(state))
 
     def _failed(self, read: _Read, error: BaseException) -> End:
+        """A disconnect ends all requests of its connection; after another error, some of this read's may still run."""
         self._log.catch_up()
-        proven = read.handle is None or self._peers[read.peer].lane.ends_clean
-        return End(
-            EndState.FAILED if proven else EndState.LOST,
-            f"{type(error).__name__}: {error}",
-            disconnected=isinstance(error, self._disconnected),
-        )
+        gone = isinstance(error, self._disconnected)
+        proven = read.handle is None or (gone and self._peers[read.peer].lane.ends_clean)
+        return End(EndState.FAILED if proven else EndState.LOST, f"{type(error).__name__}: {error}", disconnected=gone)
 
     def _drop(self, read: _Read) -> None:
         """Let a handle go. NIXL may call a running one released: its bytes still land until the agent is destroyed."""

@@ -1,0 +1,69 @@
+"""Two transfer cores over one loopback net, stepped by hand: no thread, no clock."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import TypeVar
+
+from pdkv.ids import PeerName
+from pdkv.transfer.backends.base import AgentName
+from pdkv.transfer.backends.loopback import LoopbackNet
+from pdkv.transfer.core import PeerOffer, TransferCore
+from pdkv.transfer.orders import ReadOrder, ReadOutcome, TransferSettings
+from pdkv.transfer.tasks import Ticket
+from tests.transfer.pools import Announced, TestPool, offer_of, peer_name
+
+T = TypeVar("T")
+STEPS = 1000
+FAR_S = 1e6
+"""Later than any deadline here."""
+
+
+class CorePair:
+    """`sink` reads from `source`; both pools hold 16 tiny pages unless told otherwise."""
+
+    def __init__(self, *, settings: TransferSettings | None = None, connect: bool = True) -> None:
+        self.net = LoopbackNet()
+        self.settings = settings or TransferSettings()
+        self.source_name, self.sink_name = peer_name("prefill"), peer_name("decode")
+        self.source_pool, self.sink_pool = TestPool(seed=1), TestPool(fill=False)
+        self.source = self.core(self.source_name, self.source_pool)
+        self.sink = self.core(self.sink_name, self.sink_pool)
+        if connect:
+            self.done(self.add(self.source_name, offer_of(self.source.metadata, self.source_pool)))
+
+    def core(self, name: PeerName, pool: TestPool) -> TransferCore:
+        return TransferCore(self.net.backend(AgentName(str(name))), pool.map(), self.settings)
+
+    def add(self, name: PeerName, offer: PeerOffer) -> Future[None]:
+        ticket: Ticket[None] = Ticket()
+        self.sink.add_peer(name, offer, ticket)
+        return ticket.future
+
+    def remove(self, name: PeerName) -> Future[None]:
+        ticket: Ticket[None] = Ticket()
+        self.sink.remove_peer(name, ticket)
+        return ticket.future
+
+    def order(self, local: list[int], remote: list[int], deadline_s: float = 1000.0) -> ReadOrder:
+        announced = Announced.of(self.source_name, self.source_pool)
+        return announced.order(local, remote, self.sink_pool.num_pages, deadline_s)
+
+    def read(self, local: list[int], remote: list[int]) -> Future[ReadOutcome]:
+        ticket: Ticket[ReadOutcome] = Ticket()
+        self.sink.read(self.order(local, remote), ticket)
+        return ticket.future
+
+    def step(self, times: int = 1, *, later_s: float = 0.0) -> None:
+        for _ in range(times):
+            self.source.step(time.monotonic())
+            self.sink.step(time.monotonic() + later_s)
+
+    def done(self, future: Future[T], *, later_s: float = 0.0) -> T:
+        """Step until it has its answer."""
+        for _ in range(STEPS):
+            if future.done():
+                return future.result()
+            self.step(later_s=later_s)
+        raise TimeoutError(f"no answer after {STEPS} steps")

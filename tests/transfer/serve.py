@@ -1,0 +1,111 @@
+"""A second process that serves a pool over NIXL, for the tests and measurements of two nodes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pdkv.geometry.page_layout import PlacementKind, PoolMap
+from pdkv.ids import PeerName
+from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.engine import TransferEngine
+from tests.transfer.pools import Announced, TestPool, peer_name
+
+WAIT_S = 30.0
+"""Longer than anything here takes; a test that gets there has failed."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the serving process says of itself."""
+
+    announced: Announced
+    metadata: bytes
+    checksum: int
+    map: PoolMap
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    node: str = "prefill"
+    num_pages: int = 16
+    kind: PlacementKind = "page_major"
+    seed: int = 1
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Source:
+    """The process, and the way to ask things of it."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.options = options
+        self.served: Served = self._answer()
+
+    @property
+    def name(self) -> PeerName:
+        return self.served.announced.name
+
+    @property
+    def pool(self) -> TestPool:
+        """The same bytes, made here."""
+        return TestPool(self.options.num_pages, self.options.kind, self.options.seed)
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        self._pipe.send((what, arguments))
+        return self._answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid or 0, number)
+
+    def kill(self) -> None:
+        """Returns when the process is gone."""
+        self._process.kill()
+        self._process.join(WAIT_S)
+
+    def stop(self) -> int:
+        """Close the engine over there and end; the exit status."""
+        if self._process.is_alive():
+            self._pipe.send(("stop", ()))
+        self._process.join(WAIT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(WAIT_S)
+        return self._process.exitcode or 0
+
+    def _answer(self) -> Any:
+        if not self._pipe.poll(WAIT_S):
+            raise TimeoutError("the serving process says nothing")
+        return self._pipe.recv()
+
+
+def _serve(pipe: Connection, options: ServeOptions) -> None:
+    environment: Mapping[str, str] = dict(options.environment)
+    os.environ.update(environment)
+    pool = TestPool(options.num_pages, options.kind, options.seed)
+    name = peer_name(options.node)
+    engine = TransferEngine(backend_factory("nixl"), name, pool.map())
+    pipe.send(Served(Announced.of(name, pool), engine.metadata, engine.metadata_checksum, pool.map()))
+    while True:
+        what, arguments = pipe.recv()
+        match what:
+            case "reuse":
+                (page,) = arguments
+                pool.table["generation"][page] += 1
+                pool.table["hash"][page] = 0
+            case "rehash":
+                (page,) = arguments
+                pool.table["hash"][page][5] ^= 1
+            case "stop":
+                engine.close()
+                return
+        pipe.send(what)
