@@ -24,6 +24,7 @@ from pdkv.node.ports import Logits, PrefillPeer
 from pdkv.node.prefill import PrefillNode, PrefillSettings
 from pdkv.transfer.backends.loopback import LoopbackNet
 from pdkv.transfer.engine import TransferEngine
+from pdkv.transfer.orders import TransferSettings
 
 VOCAB = 257
 PAGE = 64
@@ -128,7 +129,13 @@ class Pair:
 
 
 def make_parts(
-    name: str, facts: ContractFacts, net: LoopbackNet, *, pages: int = 64, digest: str = "xxh3_64"
+    name: str,
+    facts: ContractFacts,
+    net: LoopbackNet,
+    *,
+    pages: int = 64,
+    digest: str = "xxh3_64",
+    settings: TransferSettings | None = None,
 ) -> NodeParts:
     shape = model_shape(load_config("tiny"))
     fmt = page_format(shape)
@@ -140,7 +147,7 @@ def make_parts(
         pool=pool,
         manager=CacheManager(pool),
         verifier=Verifier(pool, digest),
-        transfer=TransferEngine(net.backend, peer, pool.map()),
+        transfer=TransferEngine(net.backend, peer, pool.map(), settings=settings),
         engine=ToyEngine(pool),
         steps=Worker("engine"),
         digests=Worker("digests"),

@@ -1,0 +1,331 @@
+"""Waiting: streams with an owner, steps that are never abandoned, deadlines with names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+
+from pdkv.errors import BoundsError, DeadlineExceeded, PeerLost, RequestCancelled
+from pdkv.node.flow import Idle, Worker, deadline, settle, streamed, together
+from tests.node.scene import Gate, turns, until
+
+Body = Callable[[Callable[[int], None]], Awaitable[None]]
+
+
+def go(scenario: Callable[[], Awaitable[None]]) -> None:
+    """In a loop of its own; no task may outlive it."""
+
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+# --- settle -----------------------------------------------------------------------------------------------------------
+
+
+def test_settling_outlasts_every_cancellation_and_tells_of_it_afterwards() -> None:
+    async def scenario() -> None:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(settle(future))
+        for _ in range(3):
+            await turns(3)
+            waiting.cancel()
+        await turns(3)
+        assert not waiting.done()
+        future.set_result(1)
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+
+    go(scenario)
+
+
+@pytest.mark.parametrize(("error", "lines"), [(PeerLost("gone"), 0), (RuntimeError("bug"), 1)])
+def test_what_settles_badly_is_not_raised_but_a_bug_is_logged(
+    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        unheard: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(settle(future))
+        await turns(3)
+        future.set_exception(error)
+        await waiting
+        del future
+        await turns(3)
+        assert not unheard
+
+    with caplog.at_level(logging.ERROR):
+        go(scenario)
+    assert len(caplog.records) == lines
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_events_come_in_order_and_the_error_after_them() -> None:
+    async def run(emit: Callable[[int], None]) -> None:
+        emit(1)
+        await asyncio.sleep(0)
+        emit(2)
+        raise PeerLost("gone")
+
+    async def scenario() -> None:
+        got: list[int] = []
+
+        async def take() -> None:
+            async for event in streamed(run):
+                got.append(event)
+
+        with pytest.raises(PeerLost):
+            await take()
+        assert got == [1, 2]
+
+    go(scenario)
+
+
+@pytest.mark.parametrize("how", ["close", "cancel", "break"])
+def test_when_control_returns_the_task_behind_a_stream_has_ended(how: str) -> None:
+    async def scenario() -> None:
+        ended: list[str] = []
+
+        async def run(emit: Callable[[int], None]) -> None:
+            emit(1)
+            try:
+                await for_ever()
+            finally:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                ended.append("body")
+
+        async def take(until_broken: bool) -> None:
+            async with aclosing(streamed(run)) as events:
+                async for _ in events:
+                    if until_broken:
+                        break
+            ended.append("consumer")
+
+        if how == "close":
+            stream = streamed(run)
+            assert await anext(stream) == 1
+            await stream.aclose()
+        elif how == "break":
+            await take(True)
+        else:
+            consumer = asyncio.create_task(take(False))
+            await turns(5)
+            consumer.cancel()
+            await asyncio.wait([consumer])
+            assert consumer.cancelled()
+        assert ended[0] == "body"
+
+    go(scenario)
+
+
+def test_a_consumer_is_not_told_that_it_was_cancelled_when_somebody_else_was() -> None:
+    async def run(emit: Callable[[int], None]) -> None:
+        raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        with pytest.raises(RequestCancelled):
+            await anext(streamed(run))
+
+    go(scenario)
+
+
+def test_a_stream_runs_on_while_its_consumer_is_busy() -> None:
+    async def scenario() -> None:
+        done: list[int] = []
+
+        async def run(emit: Callable[[int], None]) -> None:
+            for i in range(5):
+                emit(i)
+                await asyncio.sleep(0)
+                done.append(i)
+
+        async with aclosing(streamed(run)) as events:
+            await anext(events)
+            await until(lambda: len(done) == 5)
+            assert [event async for event in events] == [1, 2, 3, 4]
+
+    go(scenario)
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_names_what_was_waited_for() -> None:
+    async def scenario() -> None:
+        for seconds in (0.01, 0.0, -1.0):
+            with pytest.raises(DeadlineExceeded, match="the moon"):
+                async with deadline(seconds, "the moon"):
+                    await for_ever()
+
+    go(scenario)
+
+
+def test_a_timeout_of_the_body_stays_its_own() -> None:
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            async with deadline(10.0, "the moon"):
+                raise TimeoutError
+        with pytest.raises(DeadlineExceeded, match="inner"):
+            async with deadline(10.0, "outer"), deadline(0.0, "inner"):
+                await for_ever()
+
+    go(scenario)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), float("-inf")])
+def test_a_deadline_is_a_number(seconds: float) -> None:
+    async def scenario() -> None:
+        with pytest.raises(BoundsError, match="finite"):
+            async with deadline(seconds, "the moon"):
+                await for_ever()
+
+    go(scenario)
+
+
+# --- tasks together ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_error_is_raised_as_itself_when_all_others_have_ended() -> None:
+    async def scenario() -> None:
+        ended: list[str] = []
+
+        async def slow() -> None:
+            try:
+                await for_ever()
+            finally:
+                await asyncio.sleep(0)
+                ended.append("slow")
+                raise PeerLost("second")
+
+        async def fast() -> None:
+            await asyncio.sleep(0)
+            raise PeerLost("first")
+
+        async def all_of_them() -> None:
+            async with together() as group:
+                group.create_task(slow())
+                group.create_task(fast())
+                await for_ever()
+
+        with pytest.raises(PeerLost, match="first"):
+            await all_of_them()
+        assert ended == ["slow"]
+
+    go(scenario)
+
+
+def test_an_error_of_the_body_ends_the_tasks() -> None:
+    async def scenario() -> None:
+        tasks: list[asyncio.Task[None]] = []
+
+        async def body() -> None:
+            async with together() as group:
+                tasks.append(group.create_task(for_ever()))
+                await asyncio.sleep(0)
+                raise PeerLost("body")
+
+        with pytest.raises(PeerLost, match="body"):
+            await body()
+        assert tasks[0].cancelled()
+
+    go(scenario)
+
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_step_is_waited_for_and_a_queued_one_never_runs() -> None:
+    async def scenario() -> None:
+        worker, gate, ran = Worker("w"), Gate(), []
+
+        def step(name: str) -> str:
+            if name == "first":
+                gate.pass_by()
+            ran.append((name, threading.current_thread().name))
+            return name
+
+        first, second, third = (asyncio.create_task(worker.run(step, name)) for name in ("first", "second", "third"))
+        await gate.reached()
+        first.cancel()
+        second.cancel()
+        await turns()
+        assert second.cancelled()
+        assert not first.done()
+        gate.open()
+        assert await third == "third"
+        await asyncio.wait([first])
+        assert first.cancelled()
+        assert [name for name, _ in ran] == ["first", "third"]
+        assert all(thread.startswith("w") for _, thread in ran)
+        worker.close()
+
+    go(scenario)
+
+
+def test_a_steps_error_is_its_callers() -> None:
+    async def scenario() -> None:
+        worker = Worker("w")
+        with pytest.raises(ZeroDivisionError):
+            await worker.run(lambda: 1 // 0)
+        assert await worker.run(lambda: 7) == 7
+        worker.close()
+
+    go(scenario)
+
+
+def test_closing_waits_for_the_running_step() -> None:
+    async def scenario() -> None:
+        worker, gate, ran = Worker("w"), Gate(), []
+
+        def step() -> None:
+            gate.pass_by()
+            ran.append(1)
+
+        running = asyncio.create_task(worker.run(step))
+        await gate.reached()
+        closing = asyncio.create_task(asyncio.to_thread(worker.close))
+        await turns()
+        assert not closing.done()
+        gate.open()
+        await closing
+        assert ran == [1]
+        await running
+
+    go(scenario)
+
+
+# --- idleness ---------------------------------------------------------------------------------------------------------
+
+
+def test_idle_is_waited_for_however_often_it_is_busy_again() -> None:
+    async def scenario() -> None:
+        busy = 2
+        idle = Idle(lambda: busy)
+        waiting = asyncio.create_task(idle.wait())
+        for left in (1, 2, 1):
+            busy = left
+            idle.changed()
+            await turns(5)
+            assert not waiting.done()
+        busy = 0
+        idle.changed()
+        await waiting
+        await idle.wait()
+
+    go(scenario)

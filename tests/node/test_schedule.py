@@ -1,0 +1,101 @@
+"""Many requests at once over small pools, given up and failing at random: pages add up, answers are right."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pdkv.errors import CapacityError, DeadlineExceeded, LeaseExpired, PeerLost, TransferError
+from pdkv.node.decode import DecodeSettings
+from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token
+from pdkv.transfer.backends.loopback import Fault, FaultKind
+from tests.node.scene import alone, recovered, request, run, turns
+from tests.node.toy import Pair, make_pair
+
+REQUESTS = 60
+AT_ONCE = 8
+PAGES = 24
+"""Usable pages of each pool: three or four of the requests fill it."""
+EXPECTED = (CapacityError, DeadlineExceeded, LeaseExpired, PeerLost, TransferError)
+"""What a request may end with here; anything else is a bug."""
+
+
+def some_request(random: np.random.Generator, number: int) -> GenerateRequest:
+    """A beginning of one of four long texts, so that many share pages."""
+    text = request(400, seed=int(random.integers(4))).tokens
+    asked = request(1, name=f"r{number}", remaining_s=float(random.choice([0.02, 30.0], p=[0.1, 0.9])))
+    sampling = Sampling(max_tokens=int(random.integers(1, 8)))
+    return replace(asked, tokens=text[: random.integers(1, 400)].copy(), sampling=sampling)
+
+
+async def ask(pair: Pair, asked: GenerateRequest, events: int) -> list[int]:
+    """Tokens of the request, given up after so many events."""
+    tokens: list[int] = []
+    async with aclosing(pair.decode.generate(asked)) as stream:
+        async for event in stream:
+            match event:
+                case Token():
+                    tokens.append(event.token)
+                case GenerateDone():
+                    break
+            if len(tokens) == events:
+                break
+    return tokens
+
+
+async def one(pair: Pair, number: int, gate: asyncio.Semaphore, seed: int) -> str:
+    """A request's whole life; how it ended. What came out of it is a beginning of what one process answers."""
+    random = np.random.default_rng([seed, number])
+    asked = some_request(random, number)
+    way = random.choice(["to the end", "some events", "some turns"], p=[0.5, 0.2, 0.3])
+    async with gate:
+        asking = asyncio.create_task(ask(pair, asked, int(random.integers(1, 6)) if way == "some events" else 10**6))
+        if way == "some turns":
+            await turns(int(random.integers(0, 300)))
+            asking.cancel()
+        await asyncio.wait([asking])
+    if asking.cancelled():
+        return "given up"
+    if error := asking.exception():
+        assert isinstance(error, EXPECTED), repr(error)
+        return type(error).__name__
+    answer = alone(pair, asked)
+    assert tuple(asking.result()) == answer[: len(asking.result())]
+    return "answered" if len(asking.result()) == len(answer) else "left"
+
+
+async def checked(pair: Pair, running: asyncio.Future[list[str]]) -> None:
+    """The laws, again and again while requests run; hanging reads come to an end now and then."""
+    while not running.done():
+        for node in pair.nodes:
+            node.parts.manager.check()
+        await turns(50)
+        pair.net.settle(pair.prefill.parts.name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_add_up_and_answers_are_right_whatever_happens(seed: int) -> None:
+    async def scenario(pair: Pair) -> None:
+        random = np.random.default_rng(seed)
+        await pair.decode.connect("p0")
+        kinds = random.choice([FaultKind.LATE, FaultKind.FAIL, FaultKind.HANG], REQUESTS * 4, p=[0.9, 0.05, 0.05])
+        faults = [Fault(FaultKind(kind), polls=int(random.integers(4))) for kind in kinds]
+        pair.net.script(pair.prefill.parts.name, *faults)
+        watch = asyncio.create_task(pair.prefill.watch_leases())
+        gate = asyncio.Semaphore(AT_ONCE)
+        running = asyncio.gather(*(one(pair, number, gate, seed) for number in range(REQUESTS)))
+        await checked(pair, running)
+        ends = running.result()
+        assert ends.count("answered") >= REQUESTS // 5
+        assert len(set(ends)) >= 4
+        pair.net._scripts.clear()
+        pair.net.settle(pair.prefill.parts.name)
+        watch.cancel()
+        await recovered(pair)
+
+    settings = DecodeSettings(prefill_addresses=("p0",), read_deadline_s=0.5)
+    run(scenario, make_pair(pages=PAGES + 1, settings=settings))
