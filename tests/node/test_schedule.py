@@ -11,7 +11,7 @@ import pytest
 
 from pdkv.errors import CapacityError, DeadlineExceeded, LeaseExpired, PeerLost, TransferError
 from pdkv.node.decode import DecodeSettings
-from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token
+from pdkv.node.messages import GenerateRequest, Sampling, Token
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from tests.node.scene import alone, recovered, request, run, turns
 from tests.node.toy import Pair, make_pair
@@ -20,7 +20,7 @@ REQUESTS = 60
 AT_ONCE = 8
 PAGES = 24
 """Usable pages of each pool: three or four of the requests fill it."""
-EXPECTED = (CapacityError, DeadlineExceeded, LeaseExpired, PeerLost, TransferError)
+EXPECTED = (DeadlineExceeded, LeaseExpired, PeerLost, TransferError)
 """What a request may end with here; anything else is a bug."""
 
 
@@ -32,28 +32,30 @@ def some_request(random: np.random.Generator, number: int) -> GenerateRequest:
     return replace(asked, tokens=text[: random.integers(1, 400)].copy(), sampling=sampling)
 
 
-async def ask(pair: Pair, asked: GenerateRequest, events: int) -> list[int]:
-    """Tokens of the request, given up after so many events."""
+async def ask(pair: Pair, asked: GenerateRequest, wanted: int) -> list[int]:
+    """Tokens of the request, given up after so many; asked for again while there is no room."""
     tokens: list[int] = []
-    async with aclosing(pair.decode.generate(asked)) as stream:
-        async for event in stream:
-            match event:
-                case Token():
-                    tokens.append(event.token)
-                case GenerateDone():
-                    break
-            if len(tokens) == events:
-                break
-    return tokens
+    while True:
+        try:
+            async with aclosing(pair.decode.generate(asked)) as stream:
+                async for event in stream:
+                    if isinstance(event, Token):
+                        tokens.append(event.token)
+                    if len(tokens) == wanted:
+                        break
+            return tokens
+        except CapacityError:
+            assert not tokens
+            await turns(20)
 
 
 async def one(pair: Pair, number: int, gate: asyncio.Semaphore, seed: int) -> str:
     """A request's whole life; how it ended. What came out of it is a beginning of what one process answers."""
     random = np.random.default_rng([seed, number])
     asked = some_request(random, number)
-    way = random.choice(["to the end", "some events", "some turns"], p=[0.5, 0.2, 0.3])
+    way = random.choice(["to the end", "some tokens", "some turns"], p=[0.5, 0.2, 0.3])
     async with gate:
-        asking = asyncio.create_task(ask(pair, asked, int(random.integers(1, 6)) if way == "some events" else 10**6))
+        asking = asyncio.create_task(ask(pair, asked, int(random.integers(1, 6)) if way == "some tokens" else 10**6))
         if way == "some turns":
             await turns(int(random.integers(0, 300)))
             asking.cancel()
@@ -90,8 +92,8 @@ def test_pages_add_up_and_answers_are_right_whatever_happens(seed: int) -> None:
         running = asyncio.gather(*(one(pair, number, gate, seed) for number in range(REQUESTS)))
         await checked(pair, running)
         ends = running.result()
-        assert ends.count("answered") >= REQUESTS // 5
-        assert len(set(ends)) >= 4
+        assert ends.count("answered") >= REQUESTS // 4
+        assert len(set(ends)) >= 3
         pair.net._scripts.clear()
         pair.net.settle(pair.prefill.parts.name)
         watch.cancel()
