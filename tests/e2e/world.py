@@ -1,0 +1,133 @@
+"""A small fleet of real processes, one loop to talk with them, and one process to compare with."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pdkv.adapters.reference.monolith import MonolithAnswer
+from pdkv.cli.demo.asks import text_tokens
+from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.reference import Reference
+from pdkv.config import PrefillConfig
+from pdkv.ids import RequestId, UInt32Array
+from pdkv.node.messages import GenerateDone, GenerateRequest, NodeStatus, Sampling
+from pdkv.node.ports import DecodeService
+from pdkv.rpc.client import GrpcDirectory
+from tests.waiting import DEADLINE_S
+
+T = TypeVar("T")
+CHUNK = 512
+GREEDY = Sampling(max_tokens=8)
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logits_digests: list[int] = field(default_factory=list)
+    done: GenerateDone | None = None
+    """None as long as the stream runs, and if it was cut."""
+
+    @property
+    def whole(self) -> GenerateDone:
+        assert self.done is not None
+        return self.done
+
+
+class World:
+    """Prefill, decode and router, started together; more nodes by `start`."""
+
+    prefill: NodeProcess
+    decode: NodeProcess
+    router: NodeProcess
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        self._fleet = Fleet()
+        self._names = iter(range(1_000_000))
+        self.nodes: GrpcDirectory
+        self.reference = Reference(PrefillConfig(model="tiny", chunk_tokens=CHUNK, threads=1))
+
+    def run(self, body: Coroutine[Any, Any, T]) -> T:
+        """In the loop that owns the processes and channels."""
+        return self._runner.run(asyncio.wait_for(body, 4 * DEADLINE_S))
+
+    async def open(self) -> None:
+        self.nodes = GrpcDirectory(insecure=True)
+        await self._fleet.__aenter__()
+        address = free_address()
+        self.prefill, self.decode = await asyncio.gather(
+            self.start("prefill", "p0", bind=address), self.start("decode", "d0", prefill_addresses=address)
+        )
+        addresses = {"prefill_addresses": self.prefill.address, "decode_addresses": self.decode.address}
+        self.router = await self._fleet.start("router", "r0", {**addresses, "insecure": True})
+
+    async def close(self) -> None:
+        await self.nodes.close()
+        self.reference.close()
+        await self._fleet.__aexit__(None, None, None)
+
+    async def start(self, role: str, name: str, **flags: str | int | bool) -> NodeProcess:
+        """A node like the others but for `flags`."""
+        chunk = {"chunk_tokens": CHUNK} if role == "prefill" else {}
+        return await self._fleet.start(role, name, {"model": "tiny", "threads": 1, "insecure": True, **chunk, **flags})
+
+    def request(self, seed: int, length: int, prefill: NodeProcess | None = None, **more: Any) -> GenerateRequest:
+        """A prompt that only its seed has, for the prefill node `prefill` (`self.prefill` unless given)."""
+        return GenerateRequest(
+            request_id=RequestId(f"r-{next(self._names)}"),
+            tokens=text_tokens(9000 + seed, length),
+            prefill_address=(prefill or self.prefill).address,
+            **{"sampling": GREEDY, "want_logits": True, **more},
+        )
+
+    def service(self, node: NodeProcess) -> DecodeService:
+        return self.nodes.router(node.address) if node is self.router else self.nodes.decode(node.address)
+
+    async def ask(
+        self,
+        request: GenerateRequest,
+        node: NodeProcess | None = None,
+        after_first: Callable[[], Awaitable[object]] | None = None,
+    ) -> Answer:
+        """From `self.decode` unless another node is named. Raises as the stream does."""
+        answer = Answer()
+        async with aclosing(self.service(node or self.decode).generate(request)) as events:
+            async for event in events:
+                if isinstance(event, GenerateDone):
+                    answer.done = event
+                    continue
+                answer.tokens.append(event.token)
+                answer.logits_digests.append(event.logits_digest)
+                if len(answer.tokens) == 1 and after_first is not None:
+                    await after_first()
+        return answer
+
+    async def alone(self, tokens: UInt32Array, sampling: Sampling = GREEDY) -> MonolithAnswer:
+        """What one process answers."""
+        return await self.reference.ask(np.ascontiguousarray(tokens), sampling)
+
+    async def decode_status(self) -> NodeStatus:
+        return await self.nodes.decode(self.decode.address).status()
+
+    async def prefill_status(self, node: NodeProcess | None = None) -> NodeStatus:
+        return await self.nodes.peer((node or self.prefill).address).status()
+
+
+def free_address() -> str:
+    """Of a port that nobody listens on now: for a node that others must know before it serves."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def at_rest(status: NodeStatus) -> bool:
+    """Nothing runs, and no page belongs to a request: each is free or ordinary cache."""
+    pages = status.pages
+    held = pages["reserved"] + pages["private"] + pages["quarantined"] + status.requests + status.leases
+    return held == 0 and pages["free"] + pages["cached"] == pages["total"]
