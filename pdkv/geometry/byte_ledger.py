@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pdkv.errors import ConfigError
 from pdkv.geometry.model_config import ModelShape
-from pdkv.geometry.page_layout import Group, PageFormat, page_format
+from pdkv.geometry.page_layout import INDEX_PAGE_ROWS, Group, PageFormat, page_format
 from pdkv.geometry.row_format import INDEX_FP8, main_row_format
 
 
@@ -76,6 +76,11 @@ def slot_page_bytes(shape: ModelShape, *, main_row: str = "fp8_ds_mla", dcp: int
     fmt = page_format(shape, main_row=main_row)
     draft = sum(s.length for s in fmt.group_segments(Group.MAIN) if s.layer >= shape.num_layers)
     return GroupBytes(fmt.main_bytes + draft * (dcp - 1), fmt.index_bytes * dcp)
+
+
+def index_page_bytes(shape: ModelShape) -> int:
+    """Index-K rows of a page, all full and draft layers: what the indexer reads, without keys of an open window."""
+    return INDEX_PAGE_ROWS * INDEX_FP8.row_bytes * (len(shape.full_layers) + shape.draft_layers)
 
 
 def request_pages(prompt_tokens: int, *, output_tokens: int = 0, draft_tokens: int = 0, page_tokens: int = 64) -> int:

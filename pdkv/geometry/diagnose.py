@@ -13,7 +13,7 @@ from pdkv.errors import ConfigError
 from pdkv.geometry.byte_ledger import request_pages, slot_page_bytes, token_bytes, usable_pages
 from pdkv.geometry.model_config import ModelShape
 from pdkv.geometry.page_layout import INDEX_PAGE_ROWS
-from pdkv.geometry.row_format import INDEX_FP8, MAIN_ROWS
+from pdkv.geometry.row_format import MAIN_ROWS
 
 NOTHING_WRONG = "nothing wrong"
 Number = int | float | str
@@ -78,11 +78,11 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
     short = f"{numbers['ratio']} of what is expected"
     if low <= planned <= high:
         numbers["held_bytes"] = held = (facts.usable_pages + 1) * planned
-        why = f"{short}; a page has the planned size, so the pool got {held} B, not {facts.memory_bytes} B"
+        why = f"{short}; a page has the planned size, so the pool got {held:,} B, not {facts.memory_bytes:,} B"
         return _wrong(POOL, numbers, why, "give the pool its memory: weights and workspaces were taken from it first")
     causes = [words for words, size in _page_causes(shape, main_row) if low <= size <= high]
     if not causes:
-        why = f"{short}; no change of layers, rows, drafts or DCP gives a page of {low} to {high} B"
+        why = f"{short}; no change of layers, rows, drafts or DCP gives a page of {low:,} to {high:,} B"
         return _wrong(POOL, numbers, why, "compare the node's segments with the plan's, one by one")
     single = [words for words in causes if " and " not in words]
     why = f"{short}; explained by: {'; or by: '.join((single or causes)[:3])}"
@@ -91,8 +91,8 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
 
 def _page_causes(shape: ModelShape, main_row: str) -> Iterator[tuple[str, int]]:
     """What else a page may hold, with its bytes: one change, or two or three of them joined by "and"."""
-    index_page = INDEX_PAGE_ROWS * INDEX_FP8.row_bytes
     full = len(shape.full_layers)
+    index_page = slot_page_bytes(shape, main_row=main_row).index // (full + shape.draft_layers)
     for words, size in _other_pages(shape, main_row):
         if words:
             yield " and ".join(words), size
@@ -152,7 +152,7 @@ def diagnose_refused(shape: ModelShape, main_row: str, facts: RefusedFacts) -> F
     }
     if needed > facts.total_pages:
         short = needed - facts.total_pages
-        why = f"it can never fit: {short} pages short of an empty pool ({short * page.total} B)"
+        why = f"it can never fit: {short:,} pages short of an empty pool ({short * page.total:,} B)"
         if page.main * needed <= facts.total_pages * page.total:
             why += "; counted in main KV alone it would fit, so index-K was left out of the arithmetic"
         larger = "a larger pool, DCP or a smaller row: the plan of this context says what fits"
@@ -160,10 +160,10 @@ def diagnose_refused(shape: ModelShape, main_row: str, facts: RefusedFacts) -> F
     if needed <= now:
         return _fine(REFUSED, numbers, "free and evictable pages are enough for it; what refuses it isn't the pool")
     numbers["held_pages"] = held = facts.total_pages - now - facts.quarantined_pages
-    why = f"it fits an empty pool, but now {needed - now} pages are short; running requests hold {held}"
-    way_out = [f"let it wait at the head of the queue: what fits {now} pages passes it for ever if nothing bounds it"]
+    why = f"it fits an empty pool, but now {needed - now:,} pages are short; running requests hold {held:,}"
+    way_out = [f"let it wait at the head of the queue: what fits {now:,} pages passes it for ever if nothing bounds it"]
     if facts.quarantined_pages:
-        why += f", quarantine {facts.quarantined_pages}"
+        why += f", quarantine {facts.quarantined_pages:,}"
         way_out.append("quarantined pages come back when the peer's reads have an end: see the node's status")
     return _wrong(REFUSED, numbers, why, *way_out)
 
@@ -212,7 +212,7 @@ def diagnose_ttft(shape: ModelShape, main_row: str, facts: TtftFacts) -> Finding
             return _fine(TTFT, numbers, "the first token comes as early as a hit of this length allows")
         why = (
             f"the hit is short for its prompt: {share:.0%} of the tokens, but only {share * share:.0%} of the scores, "
-            f"since each of the other {rest} tokens still scores all {facts.hit_tokens}"
+            f"since each of the other {rest:,} tokens still scores all {facts.hit_tokens:,}"
         )
         return _wrong(TTFT, numbers, why, "longer shared prefixes: what prompts have in common has to lead")
     return _lost_time(shape, main_row, facts, numbers)
@@ -228,7 +228,7 @@ def _lost_time(shape: ModelShape, main_row: str, facts: TtftFacts, numbers: dict
         shipped = slot_page_bytes(shape, main_row=main_row).total * facts.shipped_pages
         numbers |= {"shipped_pages": facts.shipped_pages, "shipped_bytes": shipped}
         why = (
-            f"{facts.exposed_transfer_s:.4g} s of the transfer came after prefill's end: {facts.shipped_pages} pages "
+            f"{facts.exposed_transfer_s:.4g} s of the transfer came after prefill's end: {facts.shipped_pages:,} pages "
             "still went over the link, a hit on prefill alone doesn't spare them"
         )
         routing = "keep the prefix on decode as well: route requests of one prefix to one decode node"
@@ -254,7 +254,10 @@ STEP = "step time grows with the context, whatever the batch"
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """Decode steps at two contexts, seconds each; `memory_bytes_per_s` is the rate of the memory that pages lie in."""
+    """Decode steps at two contexts, seconds each; `memory_bytes_per_s` is the rate of the memory that pages lie in.
+
+    `requests`: with a context of this length in one step of one rank.
+    """
 
     context_tokens: int
     step_s: float
@@ -296,10 +299,17 @@ def diagnose_step(shape: ModelShape, main_row: str, facts: StepFacts) -> Finding
         )
         model = "fewer full layers (indexer_types) or kpool: both are the model's"
         return _wrong(STEP, numbers, why, model, "MTP: the tokens that a step accepts share its read; requests don't")
-    if seen >= (token.index + token.main) / 3:
+    if seen > 3 * token.total:
+        why = (
+            f"{seen:,.0f} B a token are more than all rows of both caches: it isn't a read but work on every token, "
+            "attention over the whole context or a copy of it in another form"
+        )
+        dense = f"see that index_topk {shape.index_topk} and a sparse kernel are in force"
+        return _wrong(STEP, numbers, why, dense, "see that memory_bytes_per_s is the rate of the memory with the pages")
+    if seen >= token.total / 3:
         why = "main KV explains it: attention reads all rows and not the selected ones, so sparse attention is off"
         return _wrong(STEP, numbers, why, f"see that index_topk {shape.index_topk} and a sparse kernel are in force")
-    why = f"{seen:.0f} B a token is more than index-K and less than main KV: no read of either cache explains it"
+    why = f"{seen:,.0f} B a token is more than index-K and less than main KV: no read of either cache explains it"
     return _wrong(
         STEP,
         numbers,

@@ -99,6 +99,8 @@ class GpuMemory:
     """Requests that have a page table."""
     longest_tokens: int = 1_048_576
     """Tokens that a page table can hold."""
+    table_groups: int = 1
+    """Page tables a request."""
 
     @property
     def static_bytes(self) -> int:
@@ -196,7 +198,9 @@ def _stage_pool(shape: ModelShape, main_row: str, layout: Layout, memory: GpuMem
         static_bytes=memory.static_bytes,
         weights=weight_bytes(stage_matrices(shape, memory.weights, layers), memory.weight_dtype, layout.ranks),
         topk_buffer_bytes=topk_buffer_bytes(memory.batched_tokens, shape.index_topk),
-        page_table_bytes=page_table_bytes(memory.longest_tokens, page_tokens=page_tokens, requests=memory.requests),
+        page_table_bytes=page_table_bytes(
+            memory.longest_tokens, page_tokens=page_tokens, requests=memory.requests, groups=memory.table_groups
+        ),
         reserve_bytes=memory.reserve_bytes,
     )
     pool = given_pool(stage_shape(shape, layers), main_row, layout.dcp, max(budget.left_bytes, 0))

@@ -127,7 +127,7 @@ def weight_shape(config: Mapping[str, Any]) -> WeightShape:
         q_lora_rank=_integer(config, "q_lora_rank"),
         qk_nope_dim=_integer(config, "qk_nope_head_dim"),
         v_dim=_integer(config, "v_head_dim"),
-        index_heads=_integer(config, "index_n_heads"),
+        index_heads=index_heads(config),
         dense=_dense_layers(config, layers),
         dense_width=_integer(config, "intermediate_size"),
         expert_width=_integer(config, "moe_intermediate_size"),
@@ -141,6 +141,11 @@ def weight_shape(config: Mapping[str, Any]) -> WeightShape:
 def max_positions(config: Mapping[str, Any]) -> int:
     """Tokens of the longest context that the model was made for. Raises `ConfigError` naming the field."""
     return _integer(config, "max_position_embeddings")
+
+
+def index_heads(config: Mapping[str, Any]) -> int:
+    """Heads of the indexer's queries. Raises `ConfigError` naming the field."""
+    return _integer(config, "index_n_heads")
 
 
 def _switch(config: Mapping[str, Any], key: str) -> bool:

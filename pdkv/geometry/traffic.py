@@ -72,9 +72,12 @@ def score_flops(index_heads: int, index_head_dim: int) -> int:
 
 
 def hit_saving(
-    hit_tokens: int, context_tokens: int, *, page: GroupBytes, page_tokens: int, chunk_tokens: int
+    hit_tokens: int, context_tokens: int, *, page: GroupBytes, page_tokens: int, read_bytes: int, chunk_tokens: int
 ) -> HitSaving:
-    """What a hit saves; only whole pages of it count. Raises `ConfigError` for a hit longer than the context."""
+    """What a hit saves; only whole pages of it count. `page` bytes travel, the indexer reads `read_bytes` a page.
+
+    Raises `ConfigError` for a hit longer than the context.
+    """
     require_positive(context_tokens=context_tokens, page_tokens=page_tokens)
     if not 0 <= hit_tokens <= context_tokens:
         raise ConfigError("hit", hit_tokens, f"0 to {context_tokens}, the tokens of the context")
@@ -92,6 +95,6 @@ def hit_saving(
         saved_pairs=hit * hit // 2,
         cross_pairs=rest * hit,
         rest_pairs=rest * rest // 2,
-        index_read_bytes=read * page.index // page_tokens,
-        index_read_without_bytes=read_without * page.index // page_tokens,
+        index_read_bytes=read * read_bytes // page_tokens,
+        index_read_without_bytes=read_without * read_bytes // page_tokens,
     )

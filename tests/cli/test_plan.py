@@ -125,3 +125,39 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "Examples" in out
     assert "pdkv plan --model glm-5.3" in out
+
+
+def test_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "glm-5.3", "--gpu", "h200", "--gpus", "8", "--context", "1048576")
+    made = planned(capsys, *args, code=3)
+    assert made["pool"]["usable_tokens"] < 1_048_832
+    assert made["contexts"][0]["fit"]["would_fit"][0] == "dcp 2"
+    assert planned(capsys, *args, "--dcp", "2")["pool"]["fits"]
+
+
+def test_a_diagnosis_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "glm-5.3", "--diagnose", "pool", "--given", "memory_bytes=56GB")
+    made = planned(capsys, *args, "--given", "usable_pages=15536", code=3)
+    assert "39 layers with index-K instead of 21" in made["findings"][0]["finding"]
+    assert not planned(capsys, *args, "--given", "usable_pages=16220")["wrong"]
+    assert plan(*args, "--given", "usable_pages=15536") == 3
+    assert "way out: " in capsys.readouterr().out
+    assert plan(*args, "--given", "weather=bad") == 2
+
+
+def test_a_plot_beside_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(capsys, "--model", "tiny", "--plot", str(tmp_path / "plan.png"))
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert plan("--model", "tiny", "--plot", str(tmp_path / "plan.doc")) == 2
+
+
+def test_help_names_every_number_of_a_complaint(capsys: pytest.CaptureFixture[str]) -> None:
+    from dataclasses import fields
+
+    from pdkv.cli.plan import HELP
+    from pdkv.cli.plan.complaints import COMPLAINTS
+
+    keys = HELP.partition("Keys of --given")[2]
+    for name, (facts, _) in COMPLAINTS.items():
+        line = keys.partition(f"{name}: ")[2].partition(".")[0]
+        assert [key.strip() for key in line.split(",")] == [f.name for f in fields(facts)]

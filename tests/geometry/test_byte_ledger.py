@@ -174,8 +174,11 @@ def test_a_page_of_local_slots_is_64_times_a_slot(dcp: int) -> None:
     for shape in (SHAPE, MTP):
         token, page = ledger.token_bytes(shape, dcp=dcp), ledger.slot_page_bytes(shape, dcp=dcp)
         assert (page.main, page.index) == (64 * token.main, 64 * token.index)
-    pooled = ledger.slot_page_bytes(model_shape({**GLM, "index_kpool": 16}), dcp=dcp)
-    assert (pooled.main, pooled.index) == (1024 * 51168, 21 * 8448 * dcp)
+    pooled = model_shape({**GLM, "index_kpool": 16})
+    page, fmt = ledger.slot_page_bytes(pooled, dcp=dcp), page_format(pooled)
+    assert (page.main, page.index) == (1024 * 51168, fmt.index_bytes * dcp)
+    assert ledger.index_page_bytes(pooled) == ledger.index_page_bytes(SHAPE) == 21 * 8448
+    assert ledger.index_page_bytes(MTP) == 22 * 8448
 
 
 def test_tail_waste() -> None:

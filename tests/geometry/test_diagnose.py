@@ -80,7 +80,7 @@ def test_a_page_size_that_is_known_is_believed() -> None:
 def test_less_memory_than_planned_is_told_from_larger_pages() -> None:
     facts = PoolFacts(GB56, 12_000, page_bytes=3_452_160)
     made = diagnose_pool(SHAPE, ROW, facts)
-    assert f"the pool got {12_001 * 3_452_160} B, not {GB56} B" in made.finding
+    assert f"the pool got {12_001 * 3_452_160:,} B, not {GB56:,} B" in made.finding
 
 
 @pytest.mark.parametrize("more", [0, 1, 1000])
@@ -105,7 +105,7 @@ def test_the_layers_that_made_the_pool_are_among_the_causes(count: int, memory: 
 
 def test_a_request_larger_than_the_pool() -> None:
     made = diagnose_refused(SHAPE, ROW, RefusedFacts(M1 + 256, total_pages=16_220, free_pages=16_220))
-    assert "168 pages short of an empty pool (579962880 B)" in made.finding
+    assert "168 pages short of an empty pool (579,962,880 B)" in made.finding
     assert "index-K was left out" in made.finding
     assert (made.numbers["needed_pages"], made.numbers["needed_index_bytes"]) == (16_388, 16_388 * 177_408)
     far = diagnose_refused(SHAPE, ROW, RefusedFacts(2 * M1, total_pages=16_220, free_pages=0))
@@ -115,7 +115,7 @@ def test_a_request_larger_than_the_pool() -> None:
 def test_a_request_that_others_keep_out() -> None:
     facts = RefusedFacts(M1, total_pages=20_000, free_pages=3_000, cached_pages=5_000, locked_pages=1_000)
     made = diagnose_refused(SHAPE, ROW, replace(facts, quarantined_pages=500))
-    assert "9384 pages are short; running requests hold 12500, quarantine 500" in made.finding
+    assert "9,384 pages are short; running requests hold 12,500, quarantine 500" in made.finding
     assert len(made.way_out) == 2
     assert "quarantine" not in diagnose_refused(SHAPE, ROW, facts).finding
 
@@ -135,7 +135,7 @@ HIT = TtftFacts(prompt_tokens=100_000, hit_tokens=90_000, cold_ttft_s=10.0, ttft
     ("change", "words"),
     [
         ({"hit_tokens": 30_000, "ttft_s": 9.0}, "30% of the tokens, but only 9% of the scores"),
-        ({"prefill_s": 1.0, "exposed_transfer_s": 6.0, "shipped_pages": 1_563}, "1563 pages still went over the link"),
+        ({"prefill_s": 1.0, "exposed_transfer_s": 6.0, "shipped_pages": 1_563}, "1,563 pages still went over the link"),
         ({"prefill_s": 1.5, "exposed_transfer_s": 0.5}, "6 s of 8 s are neither prefill nor transfer"),
         ({"prefill_s": 7.0}, "the hit is not prefill's"),
         ({}, "needs prefill_s and exposed_transfer_s"),
@@ -180,6 +180,7 @@ def steps(bytes_per_token: float, requests: int = 1) -> StepFacts:
         (INDEX, "index-K explains it: each of 21 full layers"),
         (INDEX + MAIN, "sparse attention is off"),
         (INDEX * 3.5, "no read of either cache"),
+        ((INDEX + MAIN) * 5, "more than all rows of both caches"),
     ],
 )
 def test_which_read_makes_steps_grow(bytes_per_token: float, words: str, requests: int) -> None:

@@ -80,7 +80,7 @@ def test_reads_after_a_hit_are_the_sum_over_the_chunks_of_the_rest(context: int,
 @given(st.integers(1, 10_000), st.integers(0, 10_000), st.integers(1, 2_000))
 def test_a_hit_saves_its_own_scores_and_nothing_else(context: int, hit: int, chunk: int) -> None:
     hit = min(hit, context)
-    made = traffic.hit_saving(hit, context, page=GroupBytes(640, 64), page_tokens=64, chunk_tokens=chunk)
+    made = traffic.hit_saving(hit, context, page=GroupBytes(640, 64), page_tokens=64, read_bytes=64, chunk_tokens=chunk)
     assert made.tokens == made.pages * 64 == hit // 64 * 64
     assert made.bytes == GroupBytes(640 * made.pages, 64 * made.pages)
     # all of L^2 / 2, but for two halves that are rounded down
@@ -94,7 +94,9 @@ def test_a_hit_saves_its_own_scores_and_nothing_else(context: int, hit: int, chu
 
 def test_half_a_prompt_saves_a_quarter_of_the_scores() -> None:
     page = ledger.page_group_bytes(PAGE)
-    made = traffic.hit_saving(M1 // 2, M1, page=page, page_tokens=64, chunk_tokens=32_768)
+    made = traffic.hit_saving(
+        M1 // 2, M1, page=page, page_tokens=64, read_bytes=ledger.index_page_bytes(SHAPE), chunk_tokens=32_768
+    )
     assert (made.scores_share, made.tokens_share) == (0.25, 0.5)  # and not 0.75
     assert made.cross_pairs == 2 * made.saved_pairs
     assert made.index_read_without_bytes == GOLDEN["1m request"]["index_read_over_32_prefill_chunks"]
@@ -110,7 +112,7 @@ def test_half_a_prompt_saves_a_quarter_of_the_scores() -> None:
         (lambda: traffic.index_reads(1, 0, 1), "chunk_tokens"),
         (lambda: traffic.index_reads(1, 1, 1, prefix_tokens=2), "context_tokens"),
         (lambda: traffic.scores_saved(1, 0), "context_tokens"),
-        (lambda: traffic.hit_saving(2, 1, page=GroupBytes(1, 1), page_tokens=1, chunk_tokens=1), "hit"),
+        (lambda: traffic.hit_saving(2, 1, page=GroupBytes(1, 1), page_tokens=1, read_bytes=1, chunk_tokens=1), "hit"),
     ],
 )
 def test_errors_name_the_field(call: Any, field: str) -> None:

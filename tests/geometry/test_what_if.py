@@ -1,12 +1,13 @@
 """Variants of a plan, and which of them make a request fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdkv.geometry.byte_ledger import usable_pages
+from pdkv.geometry.byte_ledger import slot_page_bytes, usable_pages
 from pdkv.geometry.fleet import GpuMemory, Layout, find_gpu
 from pdkv.geometry.model_config import load_config, model_shape, weight_shape
 from pdkv.geometry.what_if import Setup, Variant, fit_of, variants, what_fits
@@ -48,7 +49,8 @@ def test_pool_tokens() -> None:
     made = named(Setup(SHAPE, memory=memory))
     assert made["as planned"].pool_tokens == 1_038_080
     assert made["dcp 2"].pool_tokens == usable_pages(memory, 64 * 56_712) * 128
-    assert made["kpool 16"].pool_tokens == usable_pages(memory, 64 * (16 * 51_168 + 2_772)) * 1024
+    pooled = slot_page_bytes(replace(SHAPE, index_kpool=16)).total
+    assert made["kpool 16"].pool_tokens == usable_pages(memory, pooled) * 1024
     assert made["row 576 (fp8)"].ratio == made["row 576 (fp8)"].pool_tokens / 1_038_080
     drafting = named(Setup(MTP, memory=memory))
     assert drafting["no MTP layer"].pool_tokens == 1_038_080
