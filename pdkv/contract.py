@@ -24,7 +24,8 @@ PROTOCOL_MINOR = 0
 HASH_ALGORITHM = "sha256(previous, tokens u32le)"
 SEED_RULE = "pdkv-1(content fingerprint, extra_key, cache_salt)"
 PLACEMENTS = ("page_major", "layer_major")
-SPECULATIONS = ("none", "eagle", "mtp")
+SPECULATIONS = ("none", "eagle", "mtp", "oracle")
+"""An oracle has no rows of its own: it is for tests and the demo."""
 EAGLE_RULES = ("none", "bigram", "drop_page")
 
 MAX_TEXT = 1024
@@ -278,7 +279,9 @@ def _check_facts(shape: ModelShape, fmt: PageFormat, facts: ContractFacts) -> No
         raise ConfigError("draft_layers", shape.draft_layers, "0 or 1: a page's hash covers a lookahead of one token")
     if shape.draft_layers and facts.eagle_rule != "bigram":
         raise ConfigError("eagle_rule", facts.eagle_rule, "bigram: draft rows depend on the token after each position")
-    index_layers = tuple(s.layer for s in fmt.segments if s.group == Group.INDEX and s.layer < shape.num_layers)
+    index_layers = tuple(
+        s.layer for s in fmt.segments if s.group == Group.INDEX and not s.pending and s.layer < shape.num_layers
+    )
     if index_layers != tuple(shape.full_layers):
         raise ConfigError("segments", index_layers, f"index segments of the full layers {tuple(shape.full_layers)}")
 

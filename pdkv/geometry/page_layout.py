@@ -3,6 +3,12 @@
 Guarantees: a page's segments are an ordered list, all of main KV and then all of index-K, so each group is one run of a
 page-major page; placement moves segments about but never changes, drops or reorders them; a `PoolMap`, also one that
 a peer sent, has every byte of every page inside one of its regions.
+
+With kpool above 1 an index row stands for a window of kpool tokens, and exists once the window is whole. Keys of the
+window that isn't yet live in a *pending* segment a layer, behind the index pages: part of the index group, so that they
+are allocated, digested, shipped and zeroed with the page. It is a ring of `pending_rows` keys: the key at position p of
+the page has row p % pending_rows. kpool - 1 rows are enough to go forward; each row more lets a step be rolled back by
+one token into a window that it had completed. What a full page's ring holds is left over and means nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import Literal
 
 from pdkv.errors import BoundsError, ConfigError
 from pdkv.geometry.model_config import ModelShape
-from pdkv.geometry.row_format import INDEX_FP8, IndexFormat, RowFormat, main_row_format
+from pdkv.geometry.row_format import INDEX_FP8, PENDING_KEY, IndexFormat, RowFormat, main_row_format
 
 INDEX_PAGE_ROWS = 64
 """Index-K rows that the paged kernels read a page (GLM-5.3-class models on Hopper)."""
@@ -42,6 +48,8 @@ class Segment:
     """Draft layers go on counting after the model's last layer."""
     length: int
     offset: int
+    pending: bool = False
+    """Keys of an open window, not index rows."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,13 @@ class PageFormat:
     index_row: IndexFormat
     index_tokens: int
     """Rows of an index page: page_tokens // kpool."""
+    pending_rows: int = 0
+    """Unpooled keys that a page keeps for each layer with an index; 0 without pooling."""
+
+    @property
+    def kpool(self) -> int:
+        """Tokens of a window, which share an index row."""
+        return self.page_tokens // self.index_tokens
 
     @property
     def page_bytes(self) -> int:
@@ -84,16 +99,20 @@ class PageFormat:
     def layer_segment(self, group: Group, layer: int) -> Segment:
         """The segment of a layer or draft layer. Raises `ConfigError` if it has none, as a shared layer's index-K."""
         for segment in self.segments:
-            if segment.group is group and segment.layer == layer:
+            if segment.group is group and segment.layer == layer and not segment.pending:
                 return segment
-        layers = [s.layer for s in self.group_segments(group)]
+        layers = [s.layer for s in self.group_segments(group) if not s.pending]
         raise ConfigError(f"layer with {group.value} rows", layer, layers)
 
 
-def page_format(shape: ModelShape, *, main_row: str = "fp8_ds_mla", page_tokens: int | None = None) -> PageFormat:
-    """Page of a model: all main segments (layers, then draft layers), then all index segments in the same order.
+def page_format(
+    shape: ModelShape, *, main_row: str = "fp8_ds_mla", page_tokens: int | None = None, rollback_tokens: int = 0
+) -> PageFormat:
+    """Page of a model: all main segments (layers, then draft layers), then all index segments in the same order, then,
+    for a pooled index, all pending ones.
 
-    `page_tokens` must be 64 x `shape.index_kpool` (the default). Raises `ConfigError` for another page size, an unknown
+    `page_tokens` must be 64 x `shape.index_kpool` (the default). `rollback_tokens` are the most that a step of
+    speculation takes back: a pooled index needs their keys. Raises `ConfigError` for another page size, an unknown
     row format, or a model whose latent, RoPE or index width is not the row format's.
     """
     expected = INDEX_PAGE_ROWS * shape.index_kpool
@@ -102,6 +121,30 @@ def page_format(shape: ModelShape, *, main_row: str = "fp8_ds_mla", page_tokens:
         raise ConfigError(
             "page_tokens", tokens, f"{expected} ({INDEX_PAGE_ROWS} index rows x kpool {shape.index_kpool})"
         )
+    pending_rows = shape.index_kpool - 1 + rollback_tokens if shape.index_kpool > 1 else 0
+    if rollback_tokens < 0 or pending_rows >= tokens:
+        raise ConfigError("rollback_tokens", rollback_tokens, f"0 to {tokens - shape.index_kpool}")
+    row = _fitting_row(shape, main_row)
+    draft = tuple(range(shape.num_layers, shape.num_layers + shape.draft_layers))
+    main_bytes, index_bytes = tokens * row.row_bytes, INDEX_PAGE_ROWS * INDEX_FP8.row_bytes
+    pending_bytes = pending_rows * PENDING_KEY.bytes
+    indexed = [("", i) for i in shape.full_layers] + [("draft_", i) for i in draft]
+    wanted = [
+        *((f"main.{i}", Group.MAIN, i, main_bytes, False) for i in range(shape.num_layers)),
+        *((f"draft_main.{i}", Group.MAIN, i, main_bytes, False) for i in draft),
+        *((f"{role}index.{i}", Group.INDEX, i, index_bytes, False) for role, i in indexed),
+        *((f"{role}pending.{i}", Group.INDEX, i, pending_bytes, True) for role, i in indexed if pending_bytes),
+    ]
+    offsets = accumulate((length for *_, length, _ in wanted), initial=0)
+    segments = tuple(
+        Segment(name, group, layer, length, offset, pending)
+        for (name, group, layer, length, pending), offset in zip(wanted, offsets, strict=False)
+    )
+    return PageFormat(tokens, segments, row, INDEX_FP8, INDEX_PAGE_ROWS, pending_rows)
+
+
+def _fitting_row(shape: ModelShape, main_row: str) -> RowFormat:
+    """The row format of that name, whose widths are the model's, or `ConfigError`."""
     row = main_row_format(main_row)
     for field, have, allowed in (
         ("kv_lora_rank", shape.kv_lora_rank, row.part("latent").count),
@@ -110,17 +153,7 @@ def page_format(shape: ModelShape, *, main_row: str = "fp8_ds_mla", page_tokens:
     ):
         if have != allowed:
             raise ConfigError(field, have, f"{allowed}, the width of a row of {row.name} and of {INDEX_FP8.name}")
-    draft = tuple(range(shape.num_layers, shape.num_layers + shape.draft_layers))
-    index_bytes = INDEX_PAGE_ROWS * INDEX_FP8.row_bytes
-    wanted = [
-        *((f"main.{i}", Group.MAIN, i, tokens * row.row_bytes) for i in range(shape.num_layers)),
-        *((f"draft_main.{i}", Group.MAIN, i, tokens * row.row_bytes) for i in draft),
-        *((f"index.{i}", Group.INDEX, i, index_bytes) for i in shape.full_layers),
-        *((f"draft_index.{i}", Group.INDEX, i, index_bytes) for i in draft),
-    ]
-    offsets = accumulate((length for *_, length in wanted), initial=0)
-    segments = tuple(Segment(*facts, offset) for facts, offset in zip(wanted, offsets, strict=False))
-    return PageFormat(tokens, segments, row, INDEX_FP8, INDEX_PAGE_ROWS)
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +186,17 @@ def page_major(fmt: PageFormat, num_pages: int) -> Placement:
 def layer_major(fmt: PageFormat, num_pages: int) -> Placement:
     """A main buffer for each layer, then an index buffer for each layer, draft layers included in both.
 
-    With n layers, buffer[i] holds layer i's main rows and buffer[n + i] its index-K: shared layers have a buffer of 0
-    bytes, so that buffers stay aligned with layer numbers. Raises `ConfigError` unless there is a page beside the sink.
+    With n layers, buffer[i] holds layer i's main rows, buffer[n + i] its index-K and, for a pooled index only,
+    buffer[2n + i] its pending keys: shared layers have buffers of 0 bytes, so that buffers stay aligned with layer
+    numbers. Raises `ConfigError` unless there is a page beside the sink.
     """
     _check_pages(num_pages)
     layers = len(fmt.group_segments(Group.MAIN))
-    buffer_bytes = [0] * (2 * layers)
+    buffer_bytes = [0] * ((3 if fmt.pending_rows else 2) * layers)
     places = []
     for segment in fmt.segments:
-        buffer = segment.layer + (layers if segment.group is Group.INDEX else 0)
+        kind = 0 if segment.group is Group.MAIN else 1 + segment.pending
+        buffer = kind * layers + segment.layer
         buffer_bytes[buffer] = num_pages * segment.length
         places.append(SegmentPlace(buffer, 0, segment.length))
     return Placement("layer_major", num_pages, tuple(buffer_bytes), tuple(places))

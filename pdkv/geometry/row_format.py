@@ -107,6 +107,9 @@ MAIN_ROWS: dict[str, RowFormat] = {
 INDEX_FP8 = IndexFormat("fp8_e4m3_f32")
 """128 e4m3 key elements and one float32 scale: 132 bytes."""
 
+PENDING_KEY = RowPart("key", 128, "bf16")
+"""An index key that waits, unquantised as the projection gives it, until its window of kpool tokens is whole."""
+
 
 def main_row_format(name: str) -> RowFormat:
     """Raises `ConfigError` for a name that is not in `MAIN_ROWS`."""

@@ -25,6 +25,7 @@ from pdkv.geometry.page_layout import (
     page_major,
     pool_map,
 )
+from pdkv.geometry.row_format import PENDING_KEY
 from pdkv.ids import SINK_PAGE, LocalPages
 from pdkv.kvcache.memory import MemoryKind, PoolMemory, allocate
 from pdkv.kvcache.page_table import PageTable
@@ -55,7 +56,9 @@ class SlotPool:
         self.placement = placement
         self.memory = memory
         self.table = table
-        self._place_of = {(s.group, s.layer): at for s, at in zip(fmt.segments, placement.places, strict=True)}
+        self._place_of = {
+            (s.group, s.layer, s.pending): at for s, at in zip(fmt.segments, placement.places, strict=True)
+        }
         self._pieces = {group: _pieces(fmt, placement, (group,)) for group in Group}
         self._page_pieces = _pieces(fmt, placement, tuple(Group))
 
@@ -111,12 +114,21 @@ class SlotPool:
         rows, row = self.fmt.index_tokens, self.fmt.index_row
         return self._view(Group.INDEX, layer, rows * row.key_bytes, (rows, row.scale_bytes))
 
-    def _view(self, group: Group, layer: int, skip: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def pending_keys(self, layer: int) -> torch.Tensor:
+        """uint8 [num_pages, pending_rows, key_bytes]: unpooled keys, a ring a page (see `page_layout`).
+
+        Raises `ConfigError` if the index is not pooled, or the layer has none.
+        """
+        return self._view(Group.INDEX, layer, 0, (self.fmt.pending_rows, PENDING_KEY.bytes), pending=True)
+
+    def _view(
+        self, group: Group, layer: int, skip: int, shape: tuple[int, ...], *, pending: bool = False
+    ) -> torch.Tensor:
         """Strided view, pages first, of `shape` contiguous bytes a page, `skip` bytes into the segment."""
-        place = self._place_of.get((group, layer))
+        place = self._place_of.get((group, layer, pending))
         if place is None:
-            layers = [at for of, at in self._place_of if of is group]
-            raise ConfigError(f"layer with {group.value} rows", layer, layers)
+            layers = [at for of, at, kind in self._place_of if of is group and kind == pending]
+            raise ConfigError(f"layer with {'pending keys' if pending else f'{group.value} rows'}", layer, layers)
         inner = (1,) if len(shape) == 1 else (shape[1], 1)
         start = self.memory.buffers[place.buffer][place.offset + skip :]
         return start.as_strided((self.num_pages, *shape), (place.stride, *inner))
@@ -157,17 +169,23 @@ class SlotPool:
     def zero_tail(self, page: int, from_token: int) -> None:
         """Zero the slots [from_token, page_tokens) of a page: main rows, index keys and index scales of all layers.
 
-        With kpool above 1 an index row stays if any of its tokens was written. Raises `BoundsError` on a page outside
+        Also what a rollback to `from_token` does to its page. With kpool above 1 an index row goes unless its whole
+        window is left, and of the pending keys only those of the open window stay: they are there unless more than
+        `rollback_tokens` (see `page_format`) were written after them. Raises `BoundsError` on a page outside
         the pool, on the sink, and on a token outside [0, page_tokens].
         """
         self._check(page)
         if not 0 <= from_token <= self.fmt.page_tokens:
             raise BoundsError("first token to zero", from_token, f"0 to {self.fmt.page_tokens}")
-        kpool = self.fmt.page_tokens // self.fmt.index_tokens
-        from_row = -(-from_token // kpool)
+        from_row, open_tokens = divmod(from_token, self.fmt.kpool)
+        closed = np.ones(self.fmt.pending_rows, np.bool_)
+        if closed.size:
+            closed[np.arange(from_token - open_tokens, from_token) % closed.size] = False
         for segment in self.fmt.segments:
             if segment.group is Group.MAIN:
                 self.main_view(segment.layer)[page, from_token:] = 0
+            elif segment.pending:
+                self.pending_keys(segment.layer)[page, torch.from_numpy(closed)] = 0
             else:
                 self.index_keys(segment.layer)[page, from_row:] = 0
                 self.index_scales(segment.layer)[page, from_row:] = 0

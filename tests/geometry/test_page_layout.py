@@ -78,7 +78,8 @@ def test_segments_tile_the_page_and_groups_are_runs(shape: ModelShape, row: str)
     assert groups == sorted(groups, key=[Group.MAIN, Group.INDEX].index)
     for group in Group:
         for segment in fmt.group_segments(group):
-            assert fmt.layer_segment(group, segment.layer) == segment == fmt.segment(segment.name)
+            assert segment == fmt.segment(segment.name)
+            assert segment.pending or segment == fmt.layer_segment(group, segment.layer)
 
 
 def test_lookups_that_fail_say_what_there_is() -> None:
@@ -108,7 +109,26 @@ def test_formats_that_do_not_fit_the_model(shape: ModelShape, tokens: int | None
 
 def test_page_of_a_pooled_index() -> None:
     fmt = page_format(replace(GLM, index_kpool=2), page_tokens=128)
-    assert (fmt.page_tokens, fmt.index_tokens, fmt.index_bytes) == (128, 64, 177_408)
+    assert (fmt.page_tokens, fmt.index_tokens, fmt.kpool) == (128, 64, 2)
+    assert fmt.segment("index.74").length == 8448
+    assert fmt.index_bytes == 177_408 + 21 * 256  # one pending key of 128 bfloat16 a full layer
+
+
+@pytest.mark.parametrize(("kpool", "rollback", "rows"), [(1, 0, 0), (1, 7, 0), (2, 0, 1), (4, 0, 3), (4, 5, 8)])
+def test_pending_keys_of_a_pooled_index(kpool: int, rollback: int, rows: int) -> None:
+    fmt = page_format(replace(MTP, index_kpool=kpool), rollback_tokens=rollback)
+    pending = [s for s in fmt.segments if s.pending]
+    assert fmt.pending_rows == rows
+    assert [s.length for s in pending] == [256 * rows] * (22 if rows else 0)
+    assert [s.layer for s in pending] == ([*MTP.full_layers, 78] if rows else [])
+    assert fmt.segments[len(fmt.segments) - len(pending) :] == tuple(pending)
+    assert all(s.group is Group.INDEX for s in pending)
+
+
+@pytest.mark.parametrize(("kpool", "rollback"), [(1, -1), (2, 127), (2, -1), (4, 253)])
+def test_a_page_can_t_keep_more_keys_than_it_has_tokens(kpool: int, rollback: int) -> None:
+    with pytest.raises(ConfigError, match="rollback_tokens"):
+        page_format(replace(GLM, index_kpool=kpool), rollback_tokens=rollback)
 
 
 @given(shapes(), st.sampled_from([page_major, layer_major]), st.integers(2, 5))
@@ -144,6 +164,13 @@ def test_layer_major_keeps_buffers_aligned_with_layers() -> None:
     for segment, at in zip(fmt.segments, placement.places, strict=True):
         assert at.buffer == segment.layer + (79 if segment.group is Group.INDEX else 0)
     assert len(mapped(fmt, placement).regions) == 101
+
+
+def test_layer_major_pending_keys_are_buffers_of_their_own() -> None:
+    fmt = page_format(replace(MTP, index_kpool=2))
+    pending = layer_major(fmt, 3).buffer_bytes[2 * 79 :]
+    assert [i for i, length in enumerate(pending) if length] == [*MTP.full_layers, 78]
+    assert set(pending) == {0, 3 * 256}
 
 
 @pytest.mark.parametrize("place", [page_major, layer_major])

@@ -12,9 +12,12 @@ from pdkv.kvcache.pool import SlotPool
 PLACEMENTS: tuple[PlacementKind, ...] = ("page_major", "layer_major")
 
 
-def tiny_format(*, draft_layers: int = 0, kpool: int = 1, main_row: str = "fp8_ds_mla") -> PageFormat:
+def tiny_format(
+    *, draft_layers: int = 0, kpool: int = 1, rollback: int = 0, main_row: str = "fp8_ds_mla"
+) -> PageFormat:
     changes = {"num_nextn_predict_layers": draft_layers, "index_kpool": kpool}
-    return page_format(model_shape({**load_config("tiny"), **changes}), main_row=main_row)
+    shape = model_shape({**load_config("tiny"), **changes})
+    return page_format(shape, main_row=main_row, rollback_tokens=rollback)
 
 
 def random_pool(fmt: PageFormat, num_pages: int, *, placement: PlacementKind = "page_major", seed: int = 1) -> SlotPool:

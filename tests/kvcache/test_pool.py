@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pdkv.errors import BoundsError, ConfigError
 from pdkv.geometry.page_layout import Group, PageFormat, PlacementKind, layer_major, page_major
 from pdkv.kvcache.memory import allocate
+from pdkv.kvcache.page_digest import digest_pages
 from pdkv.kvcache.page_table import PageTable
 from pdkv.kvcache.pool import SlotPool
 from tests.kvcache.pools import (
@@ -32,14 +33,16 @@ FORMATS = [
     tiny_format(draft_layers=1),
     tiny_format(kpool=2, draft_layers=1),
     tiny_format(main_row="bf16"),
+    tiny_format(kpool=4, rollback=3),
 ]
 each_placement = pytest.mark.parametrize("placement", PLACEMENTS)
-each_format = pytest.mark.parametrize("fmt", FORMATS, ids=["plain", "draft", "kpool2", "bf16"])
+each_format = pytest.mark.parametrize("fmt", FORMATS, ids=["plain", "draft", "kpool2", "bf16", "kpool4"])
 
 
 def layer_views(pool: SlotPool) -> list[torch.Tensor]:
-    """Main and index view of each segment, in segment order."""
-    return [pool.main_view(s.layer) if s.group is Group.MAIN else pool.index_view(s.layer) for s in pool.fmt.segments]
+    """The view of each segment, in segment order."""
+    of = {False: pool.index_view, True: pool.pending_keys}
+    return [(pool.main_view if s.group is Group.MAIN else of[s.pending])(s.layer) for s in pool.fmt.segments]
 
 
 @each_format
@@ -121,12 +124,16 @@ def test_zero_clears_both_caches_of_these_pages_only(placement: PlacementKind) -
 
 
 def tail_mask(fmt: PageFormat, from_token: int) -> list[np.ndarray]:
-    """Which bytes of each segment belong to tokens from `from_token` on, by the layout's definition."""
+    """Which bytes of each segment belong to tokens from `from_token` on, or to windows that are not whole then, or to
+    keys of windows that are, by the layout's definition."""
     row, kpool = fmt.main_row.row_bytes, fmt.page_tokens // fmt.index_tokens
+    whole = from_token // kpool
     main = np.repeat(np.arange(fmt.page_tokens) >= from_token, row)
-    rows = np.arange(fmt.index_tokens) * kpool >= from_token
+    rows = np.arange(fmt.index_tokens) >= whole
     index = np.concatenate([np.repeat(rows, fmt.index_row.key_bytes), np.repeat(rows, fmt.index_row.scale_bytes)])
-    return [main if segment.group is Group.MAIN else index for segment in fmt.segments]
+    waiting = {token % fmt.pending_rows for token in range(whole * kpool, from_token)}
+    pending = np.repeat([row not in waiting for row in range(fmt.pending_rows)], 256)
+    return [main if s.group is Group.MAIN else pending if s.pending else index for s in fmt.segments]
 
 
 @settings(max_examples=12)
@@ -143,6 +150,41 @@ def test_zero_tail_zeroes_the_unwritten_slots_and_touches_nothing_else(
         segment[mask] = 0
     pool.zero_tail(page, from_token)
     assert all(np.array_equal(a, b) for a, b in zip(snapshot(pool), snapshot(expected), strict=True))
+
+
+@pytest.mark.parametrize(("kpool", "rollback"), [(2, 0), (2, 1), (4, 0), (4, 3), (4, 9)])
+def test_a_rollback_finds_the_keys_of_its_open_window(kpool: int, rollback: int) -> None:
+    """Write n tokens, take back up to `rollback`, at any place of the page: keys left are those of the open window."""
+    pool = SlotPool.create(tiny_format(kpool=kpool, rollback=rollback), 2)
+    ring = pool.pending_keys(0)[1].numpy()
+    lost = 0
+    for written in range(1, pool.fmt.page_tokens + 1):
+        for left in range(max(written - rollback - 1, 0), written + 1):
+            ring[:] = 0
+            for token in range(written):
+                ring[token % len(ring)] = 1 + token % 255
+            pool.zero_tail(1, left)
+            window = range(left - left % kpool, left)
+            expected = np.zeros(len(ring), np.uint8)
+            for token in window:
+                expected[token % len(ring)] = 1 + token % 255
+            if written - left <= rollback:
+                assert np.array_equal(ring[:, 0], expected)
+            else:
+                lost += not np.array_equal(ring[:, 0], expected)
+    assert lost, "one token more than the layout allows for must be able to lose a key"
+
+
+def test_pending_keys_are_digested_with_the_index() -> None:
+    pool = random_pool(FORMATS[4], 3)
+    before = digest_pages(pool, all_pages(pool))
+    pool.pending_keys(0)[2, -1, -1] ^= 1
+    assert (digest_pages(pool, all_pages(pool)) != before).tolist() == [[False, False], [False, True]]
+
+
+def test_an_index_that_is_not_pooled_has_no_pending_keys() -> None:
+    with pytest.raises(ConfigError, match="layer with pending keys"):
+        SlotPool.create(FORMATS[0], 2).pending_keys(0)
 
 
 @each_placement
