@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -79,6 +78,16 @@ class _Link:
 
 
 @dataclass(slots=True)
+class _Dial:
+    """An attempt to connect to an address, and those who wait for how it ends."""
+
+    lock: asyncio.Lock
+    waiting: int = 0
+    error: PdkvError | None = None
+    """It failed: so it has for everybody who waited, instead of one wait after the other."""
+
+
+@dataclass(slots=True)
 class _Admitted:
     """What admission hands to the decode loop."""
 
@@ -95,8 +104,8 @@ class DecodeNode:
         self.peers = PeerBook(parts)
         self._directory = directory
         self._links: dict[str, _Link] = {}
-        self._dialling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """A lock lives while somebody holds it or waits for it: an address comes from whoever sends a request."""
+        self._dialling: dict[str, _Dial] = {}
+        """Only of addresses that somebody is dialling now: they come from whoever sends a request."""
         self._running: set[RequestId] = set()
         self._turn = 0
         self.farewells: set[asyncio.Task[None]] = set()
@@ -203,20 +212,35 @@ class DecodeNode:
         return addresses[self._turn % len(addresses)]
 
     async def _linked(self, address: str) -> _Link:
-        lock = self._dialling.setdefault(address, asyncio.Lock())
-        async with lock:
-            if link := self._links.get(address):
+        dial = self._dialling.setdefault(address, _Dial(asyncio.Lock()))
+        dial.waiting += 1
+        try:
+            async with dial.lock:
+                if link := self._links.get(address):
+                    return link
+                if dial.error is not None:
+                    raise dial.error
+                try:
+                    link = self._links[address] = await self._dial(address)
+                except PdkvError as error:
+                    dial.error = error
+                    raise
                 return link
-            peer = self._directory.peer(address)
-            try:
-                intro = await peer.connect(self.parts.intro())
-            except ContractMismatch as error:
-                # The refusal speaks from the prefill node's side; what leaves here speaks from this one's.
-                turned = [Difference(d.field, d.theirs, d.mine, d.rule) for d in error.differences]
-                raise ContractMismatch(turned) from error
-            await self.peers.admit(intro)
-            link = self._links[address] = _Link(address, peer, intro)
-            return link
+        finally:
+            dial.waiting -= 1
+            if not dial.waiting:
+                del self._dialling[address]
+
+    async def _dial(self, address: str) -> _Link:
+        peer = self._directory.peer(address)
+        try:
+            intro = await peer.connect(self.parts.intro())
+        except ContractMismatch as error:
+            # The refusal speaks from the prefill node's side; what leaves here speaks from this one's.
+            turned = [Difference(d.field, d.theirs, d.mine, d.rule) for d in error.differences]
+            raise ContractMismatch(turned) from error
+        await self.peers.admit(intro)
+        return _Link(address, peer, intro)
 
     def _forget(self, link: _Link) -> None:
         """The next request to this address connects again; a new incarnation is added beside the old."""

@@ -69,6 +69,7 @@ def test_a_peer_is_let_in_once_however_often_it_comes_at_once() -> None:
         assert town.added == [peer.name]
         assert town.book.states == {peer.name: PeerState.READY}
         assert town.book.intro(peer.name) == peer.intro()
+        assert len(town.book._locks) == 0
         status = town.book.status("prefill", leases=2, requests=3)
         assert (status.role, status.leases, status.requests, status.backend) == ("prefill", 2, 3, "loopback")
         assert status.lanes == {str(peer.name): "loopback"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,11 +25,12 @@ from pdkv.errors import (
     ProtocolError,
     WrongIncarnation,
 )
-from pdkv.ids import PageHashes, RequestId
+from pdkv.ids import LocalPages, PageHashes, RequestId
 from pdkv.node.base import PeerState
 from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import (
     LeaseCall,
+    NodeIntro,
     PrefillEvent,
     PrefillRequest,
 )
@@ -43,9 +43,10 @@ from tests.node.scene import (
     request,
     rested,
     run,
+    turns,
     until,
 )
-from tests.node.toy import CHUNK, Pair, make_pair
+from tests.node.toy import CHUNK, PAGE, Pair, make_pair
 
 Change = Callable[[PrefillEvent], list[PrefillEvent]]
 
@@ -156,6 +157,23 @@ def test_one_id_at_a_time() -> None:
                 await answers(pair.decode.generate(request(300)))
         await answers(pair.decode.generate(request(300)))
         await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_a_tail_page_is_unsealed_before_decode_writes_into_it() -> None:
+    async def scenario(pair: Pair) -> None:
+        parts = pair.decode.parts
+        sealed: list[bool] = []
+        forward = parts.engine.forward
+
+        def looking(tokens: Any, start: int, pages: LocalPages) -> Any:
+            sealed.extend(parts.pool.table.sealed(pages[start // PAGE : start // PAGE + 1]).tolist())
+            return forward(tokens, start, pages)
+
+        parts.engine.forward = looking  # type: ignore[method-assign]
+        await answers(pair.decode.generate(request(100)))
+        assert sealed == [False] * 7
 
     run(scenario, make_pair())
 
@@ -340,8 +358,33 @@ def test_addresses_of_requests_leave_nothing_behind() -> None:
             pair.directory.peers[f"no{i}"] = Nowhere()
             with pytest.raises(PeerLost, match="nobody there"):
                 await answers(pair.decode.generate(request(100, prefill_address=f"no{i}")))
-        gc.collect()  # errors keep their frames until then
         assert (len(pair.decode._dialling), len(pair.decode._links), len(pair.decode.peers.states)) == (0, 0, 0)
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_all_who_wait_for_a_connection_hear_at_once_that_it_failed() -> None:
+    async def scenario(pair: Pair) -> None:
+        dialled: list[asyncio.Future[None]] = []
+
+        class Unreachable(Meddler):
+            async def _connect(self, intro: NodeIntro) -> NodeIntro:
+                dialled.append(asyncio.get_running_loop().create_future())
+                await dialled[-1]
+                return intro
+
+        peer = pair.directory.peers["p0"] = Unreachable(pair, lambda event: [event])
+        peer.connect = peer._connect  # type: ignore[method-assign]
+        asking = [asyncio.create_task(answers(pair.decode.generate(request(100, name=f"r{i}")))) for i in range(5)]
+        await turns()
+        asking[0].cancel()  # whoever dials may go: the next one dials
+        await until(lambda: len(dialled) == 2)
+        dialled[1].set_exception(PeerLost("nobody there"))
+        await asyncio.wait(asking)
+        assert [str(task.exception()) for task in asking[1:]] == ["nobody there"] * 4
+        assert len(dialled) == 2
+        pair.directory.peers["p0"] = pair.prefill
         await recovered(pair)
 
     run(scenario, make_pair())
