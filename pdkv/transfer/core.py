@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import xxhash
 
-from pdkv.errors import BoundsError, LaneRefused, PdkvError, PeerLost, ProtocolError
+from pdkv.errors import BoundsError, LaneRefused, PdkvError, PeerLost, ProtocolError, TransferError
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import SINK_PAGE, PeerName
 from pdkv.transfer.backends.base import AgentName, Backend, Posted, Prepared, Side
@@ -55,6 +55,7 @@ class TransferCore:
         self._settings = settings
         self._tasks: deque[Task] = deque()
         self._running: list[_Running] = []
+        self._stopped = ""
         self.peers: dict[PeerName, Peer] = {}
         rows = LandingRows(settings.landing_rows)
         for region in pool.regions:
@@ -69,6 +70,11 @@ class TransferCore:
     def busy(self) -> bool:
         """Something is read or waits to be."""
         return bool(self._tasks)
+
+    @property
+    def reading(self) -> bool:
+        """A posted read has not ended."""
+        return bool(self._running)
 
     def step(self, now: float) -> bool:
         """Serve peers, collect ends, keep deadlines (against `now`, monotonic seconds), post. True if a read moved."""
@@ -147,6 +153,12 @@ class TransferCore:
         task.release = partial(self._landing.rows.give_back, row)
         self._tasks.append(task)
 
+    def stop(self, reason: str) -> None:
+        """Post nothing any more; what runs may end."""
+        self._stopped = reason
+        for task in tuple(self._tasks):
+            task.stop(reason)
+
     def close(self, reason: str) -> None:
         """Destroy the agent, then answer every task. Raises what the backend raises: then nothing is settled."""
         tasks, self._tasks = tuple(self._tasks), deque()
@@ -165,6 +177,8 @@ class TransferCore:
         self.peers.clear()
 
     def _connected(self, name: PeerName) -> Peer:
+        if self._stopped:
+            raise TransferError(self._stopped, peer=name)
         peer = self.peers.get(name)
         if peer is None or peer.arrivals or peer.leaving:
             raise PeerLost(f"{name} is not connected", peer=name)

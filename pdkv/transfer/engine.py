@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import queue
 import threading
 import time
@@ -31,6 +32,7 @@ __all__ = ["Probe", "ReadOrder", "ReadOutcome", "ReadStatus", "TransferEngine", 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+CLOSED = "the transfer engine was closed"
 SPIN_S = 0.0002
 """Polled without a pause for so long after something moved."""
 FIRST_SLEEP_S = 0.00005
@@ -146,7 +148,7 @@ class TransferEngine:
         return UNKNOWN_LANE if known is None else known.lane
 
     def close(self) -> None:
-        """Destroy the agent and answer everything outstanding. Idempotent.
+        """Let running reads end for `close_s`, destroy the agent and answer everything outstanding. Idempotent.
 
         Raises `TransferError` if the agent could not be destroyed: then unsettled reads stay unsettled for ever.
         """
@@ -184,7 +186,7 @@ class TransferEngine:
             started.set_exception(error)
             return
         started.set_result(core)
-        reason = "the transfer engine was closed"
+        reason = CLOSED
         try:
             self._loop(core)
         except Exception as error:
@@ -194,7 +196,11 @@ class TransferEngine:
 
     def _loop(self, core: TransferCore) -> None:
         pace = _Pace(self._settings)
-        while not self._stopping:
+        give_up_at = math.inf
+        while not self._stopping or (core.reading and time.monotonic() < give_up_at):
+            if self._stopping and give_up_at == math.inf:
+                core.stop(CLOSED)
+                give_up_at = time.monotonic() + self._settings.close_s
             used_s = time.thread_time()
             moved = core.step(time.monotonic())
             # a target over TCP sends while it polls, and no read of its own says so

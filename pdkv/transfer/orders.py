@@ -36,6 +36,8 @@ class TransferSettings:
     """Between two polls when nothing moves: how long a peer may wait for a connection or for bytes over TCP."""
     reading_s: float = 0.0005
     """The same while reads run."""
+    close_s: float = 1.0
+    """Running reads may end within it before the agent is destroyed: cut off, they can abort a source over TCP."""
     require_rdma: bool = False
     """Refuse a peer whose pages would travel over anything else."""
 

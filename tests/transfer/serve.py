@@ -5,10 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+import sys
+import threading
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from pdkv.geometry.page_layout import PlacementKind, PoolMap
 from pdkv.ids import PeerName
@@ -49,7 +54,13 @@ class Source:
         self._process.start()
         theirs.close()
         self.options = options
-        self.served: Served = self._answer()
+
+    @cached_property
+    def served(self) -> Served:
+        """Waits until it serves."""
+        answer = self._answer()
+        assert isinstance(answer, Served)
+        return answer
 
     @property
     def name(self) -> PeerName:
@@ -60,12 +71,17 @@ class Source:
         """The same bytes, made here."""
         return TestPool(self.options.num_pages, self.options.kind, self.options.seed)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
     def ask(self, what: str, *arguments: Any) -> Any:
+        """Returns when it is done over there."""
         self._pipe.send((what, arguments))
         return self._answer()
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid or 0, number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Returns when the process is gone."""
@@ -78,8 +94,7 @@ class Source:
             self._pipe.send(("stop", ()))
         self._process.join(WAIT_S)
         if self._process.is_alive():
-            self._process.kill()
-            self._process.join(WAIT_S)
+            self.kill()
         return self._process.exitcode or 0
 
     def _answer(self) -> Any:
@@ -88,9 +103,14 @@ class Source:
         return self._pipe.recv()
 
 
+def add(engine: TransferEngine, source: Served) -> None:
+    engine.add_peer(source.announced.name, source.metadata, source.checksum, source.map).result(WAIT_S)
+
+
 def _serve(pipe: Connection, options: ServeOptions) -> None:
-    environment: Mapping[str, str] = dict(options.environment)
-    os.environ.update(environment)
+    # NIXL imports torch to ask for its CUDA version; many processes at once wait long for that
+    sys.modules.setdefault("torch", ModuleType("torch"))
+    os.environ.update(options.environment)
     pool = TestPool(options.num_pages, options.kind, options.seed)
     name = peer_name(options.node)
     engine = TransferEngine(backend_factory("nixl"), name, pool.map())
@@ -99,13 +119,21 @@ def _serve(pipe: Connection, options: ServeOptions) -> None:
         what, arguments = pipe.recv()
         match what:
             case "reuse":
-                (page,) = arguments
-                pool.table["generation"][page] += 1
-                pool.table["hash"][page] = 0
+                pool.table["generation"][arguments[0]] += np.uint64(1)
             case "rehash":
-                (page,) = arguments
-                pool.table["hash"][page][5] ^= 1
+                pool.table["hash"][arguments[0]][5] ^= 1
+            case "read for ever":
+                (served,) = arguments
+                add(engine, served)
+                threading.Thread(target=_read_for_ever, args=(engine, served, pool), daemon=True).start()
             case "stop":
                 engine.close()
                 return
         pipe.send(what)
+
+
+def _read_for_ever(engine: TransferEngine, served: Served, pool: TestPool) -> None:
+    pages = list(range(1, min(pool.num_pages, served.announced.num_pages)))
+    order = served.announced.order(pages, pages, pool.num_pages)
+    while True:
+        engine.read(order).result(WAIT_S)

@@ -35,6 +35,11 @@ class Node:
         name = peer_name("node")
         return cls(name, pool, TransferEngine(backend_factory(backend), name, pool.map(), settings=settings))
 
+    @classmethod
+    def start_on(cls, net: LoopbackNet, pool: TestPool, settings: TransferSettings) -> "Node":
+        name = peer_name("node")
+        return cls(name, pool, TransferEngine(net.backend, name, pool.map(), settings=settings))
+
     def add(self, other: "Node") -> None:
         self.engine.add_peer(
             other.name, other.engine.metadata, other.engine.metadata_checksum, other.pool.map()
@@ -227,13 +232,11 @@ def test_a_caller_that_stops_waiting_doesnt_take_the_read_with_it(world: World) 
 
 
 def loopback_pair() -> tuple[LoopbackNet, Node, Node]:
-    net = LoopbackNet()
-    nodes = []
-    for pool in (TestPool(seed=1), TestPool(fill=False)):
-        name = peer_name("node")
-        nodes.append(Node(name, pool, TransferEngine(net.backend, name, pool.map())))
-    nodes[1].add(nodes[0])
-    return net, *nodes
+    net, hasty = LoopbackNet(), TransferSettings(close_s=0.05)
+    source = Node.start_on(net, TestPool(seed=1), hasty)
+    sink = Node.start_on(net, TestPool(fill=False), hasty)
+    sink.add(source)
+    return net, source, sink
 
 
 def test_cancel_makes_a_running_read_unsettled_at_once_and_close_settles_it() -> None:
@@ -250,6 +253,27 @@ def test_cancel_makes_a_running_read_unsettled_at_once_and_close_settles_it() ->
     sink.engine.close()
     outcome.settled.result(WAIT_S)
     source.engine.close()
+
+
+def test_close_lets_running_reads_end() -> None:
+    net, source, sink = loopback_pair()
+    patient = Node.start_on(net, TestPool(fill=False), TransferSettings(close_s=WAIT_S))
+    patient.add(source)
+    net.script(source.name, Fault(FaultKind.HANG))
+    running = patient.engine.read(patient.order(source, [1], [1]))
+    patient.engine.probe(source.name).result(WAIT_S)
+    closing = threading.Thread(target=patient.engine.close)
+    closing.start()
+    later = patient.engine.read(patient.order(source, [2], [2]))
+    while not isinstance(later.exception(WAIT_S), TransferError):
+        later = patient.engine.read(patient.order(source, [2], [2]))
+    assert closing.is_alive()
+    net.settle(source.name)
+    closing.join(WAIT_S)
+    assert running.result(WAIT_S).status is ReadStatus.FAILED, "its page-table rows were not read any more"
+    assert patient.pool.page(1) == source.pool.page(1)
+    for node in (sink, source):
+        node.engine.close()
 
 
 def test_a_deadline_ends_the_wait() -> None:

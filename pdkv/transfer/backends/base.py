@@ -87,7 +87,7 @@ class Backend(Protocol):
         ...
 
     def add_peer(self, peer: AgentName, metadata: bytes) -> None:
-        """Raises `ProtocolError` if the metadata can't be used or is another agent's."""
+        """Raises `ProtocolError` if the metadata can't be used or is another agent's, `PeerLost` if nobody is there."""
         ...
 
     def remove_peer(self, peer: AgentName) -> None:

@@ -1,0 +1,255 @@
+"""NIXL between processes: lanes, faults as a peer's death shows them, and the fence."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from pdkv.errors import ContractMismatch, MissingDependency, TransferError
+from pdkv.geometry.page_layout import PlacementKind
+from pdkv.transfer.backends import nixl as nixl_module
+from pdkv.transfer.backends.base import AgentName
+from pdkv.transfer.backends.nixl import NixlBackend
+from pdkv.transfer.engine import ReadOutcome, ReadStatus, TransferEngine
+from tests.transfer.pools import TestPool, peer_name
+from tests.transfer.serve import WAIT_S, Served, ServeOptions, Source, add
+
+TCP = (("UCX_TLS", "tcp,self"),)
+LARGE = 400
+"""Pages of 361 KiB: enough that a read over TCP is still under way when something happens to it."""
+
+ROLES = {
+    "cma": ServeOptions(seed=1),
+    "layers": ServeOptions(seed=2, kind="layer_major"),
+    "cma victim": ServeOptions(seed=3),
+    "tcp": ServeOptions(seed=4, num_pages=LARGE, environment=TCP),
+    "tcp victim": ServeOptions(seed=5, num_pages=LARGE, environment=TCP),
+    "tcp fenced": ServeOptions(seed=6, num_pages=LARGE, environment=TCP),
+    "doomed": ServeOptions(seed=7, num_pages=LARGE),
+}
+
+
+@pytest.fixture(scope="module")
+def sources() -> Iterator[dict[str, Source]]:
+    """All processes start at once: most of their start is importing."""
+    found = {role: Source(options) for role, options in ROLES.items()}
+    yield found
+    for source in found.values():
+        source.stop()
+
+
+class Reader:
+    """An engine of this process."""
+
+    def __init__(self, num_pages: int = 16, kind: PlacementKind = "page_major") -> None:
+        self.pool = TestPool(num_pages, kind, fill=False)
+        self.engine = TransferEngine(NixlBackend, peer_name("decode"), self.pool.map())
+
+    def start(self, source: Served, pages: list[int], deadline_s: float = WAIT_S) -> Future[ReadOutcome]:
+        return self.engine.read(source.announced.order(pages, pages, self.pool.num_pages, deadline_s))
+
+    def read(self, source: Served, pages: list[int]) -> ReadOutcome:
+        return self.start(source, pages).result(WAIT_S)
+
+    def start_until_it_lands(self, source: Served, deadline_s: float = WAIT_S) -> Future[ReadOutcome]:
+        """A read of all pages, returned when some of its bytes are there."""
+        self.pool.set_pages(0)
+        future = self.start(source, list(range(1, self.pool.num_pages)), deadline_s)
+        while not any(self.pool.page(1)):
+            assert not future.done(), future.result()
+        return future
+
+
+MakeReader = Callable[..., Reader]
+
+
+@pytest.fixture
+def reader() -> Iterator[MakeReader]:
+    made: list[Reader] = []
+
+    def make(num_pages: int = 16, kind: PlacementKind = "page_major") -> Reader:
+        made.append(Reader(num_pages, kind))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.engine.close()
+
+
+@pytest.fixture
+def tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents made in this test know no other lane."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+
+
+# --- two processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["page_major", "layer_major"])
+@pytest.mark.parametrize("role", ["cma", "layers"])
+def test_bytes_are_equal(sources: dict[str, Source], reader: MakeReader, kind: PlacementKind, role: str) -> None:
+    mine, source = reader(kind=kind), sources[role]
+    add(mine.engine, source.served)
+    outcome = mine.read(source.served, [1, 2, 3, 9, 12, 5])
+    assert outcome.status is ReadStatus.DONE
+    assert not outcome.stale.any()
+    assert outcome.bytes == outcome.backend_bytes
+    assert all(mine.pool.page(p) == source.pool.page(p) for p in (1, 2, 3, 9, 12, 5))
+    assert not any(any(mine.pool.page(p)) for p in (4, 6, 15))
+    assert mine.engine.lane(source.name) == "cma"
+
+
+def test_bytes_are_equal_over_tcp(sources: dict[str, Source], reader: MakeReader, tcp: None) -> None:
+    mine, source = reader(LARGE, "layer_major"), sources["tcp"]
+    add(mine.engine, source.served)
+    pages = list(range(LARGE - 1, 0, -1))
+    outcome = mine.read(source.served, pages)
+    assert outcome.status is ReadStatus.DONE
+    assert outcome.bytes == outcome.backend_bytes
+    theirs = source.pool
+    assert all(mine.pool.page(p) == theirs.page(p) for p in pages)
+    assert mine.engine.lane_detail(source.name).detail.startswith("software emulation tcp/")
+
+
+@pytest.mark.parametrize("what", ["reuse", "rehash"])
+def test_what_changed_over_there_is_stale(sources: dict[str, Source], reader: MakeReader, what: str) -> None:
+    mine, source = reader(), sources["cma"]
+    add(mine.engine, source.served)
+    page = {"reuse": 7, "rehash": 8}[what]
+    source.ask(what, page)
+    assert mine.read(source.served, [page, 9, 10]).stale.tolist() == [True, False, False]
+
+
+def test_the_process_says_nothing_on_its_own_output(
+    sources: dict[str, Source], reader: MakeReader, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine, source = reader(), sources["cma"]
+    add(mine.engine, source.served)
+    mine.engine.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_lanes_are_told_apart_by_asking_alone(sources: dict[str, Source], reader: MakeReader) -> None:
+    """UCX names the lane once a configuration: a second TCP peer beside a CMA one says nothing of its own."""
+    mine = reader()
+    expected = {"cma": "cma", "tcp": "tcp", "tcp fenced": "tcp", "layers": "cma"}
+    for role in expected:
+        add(mine.engine, sources[role].served)
+    assert {role: mine.engine.lane(sources[role].name) for role in expected} == expected
+    assert mine.read(sources["tcp fenced"].served, [1]).status is ReadStatus.DONE
+
+
+def test_other_tcp_segments_are_refused(
+    sources: dict[str, Source], reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment longer than the receiver's ends the connection, or the process."""
+    for key in ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
+        monkeypatch.setenv(key, "64k")
+    with pytest.raises(ContractMismatch, match="UCX_TCP_RX_SEG_SIZE=64k"):
+        add(reader().engine, sources["cma"].served)
+
+
+# --- the peer dies or stops -----------------------------------------------------------------------------------------
+
+
+def test_killed_over_cma_ends_failed(sources: dict[str, Source], reader: MakeReader) -> None:
+    mine, victim = reader(), sources["cma victim"]
+    add(mine.engine, victim.served)
+    victim.kill()
+    # one that was posted before UCX knew may still end well: the kernel copies from a process it can find
+    outcome = mine.read(victim.served, [1, 2])
+    assert outcome.status is ReadStatus.FAILED
+    assert "Disconnect" in outcome.reason
+    assert outcome.elapsed_s < 5
+    assert mine.read(victim.served, [3]).status is ReadStatus.FAILED
+    mine.engine.remove_peer(victim.name).result(WAIT_S)
+
+
+def test_killed_over_tcp_ends_failed_and_nothing_lands_any_more(
+    sources: dict[str, Source], reader: MakeReader, tcp: None
+) -> None:
+    mine, victim, healthy = reader(LARGE), sources["tcp victim"], sources["tcp"]
+    for source in (victim, healthy):
+        add(mine.engine, source.served)
+    future = mine.start_until_it_lands(victim.served)
+    victim.kill()
+    outcome = future.result(WAIT_S)
+    assert outcome.status is ReadStatus.FAILED
+    assert "Disconnect" in outcome.reason
+    assert outcome.elapsed_s < 10
+    mine.pool.set_pages(0xAA)
+    # many polls of the same agent, and the proof that it lives: the other peer's pages come
+    for _ in range(3):
+        assert mine.read(healthy.served, list(range(1, 100))).status is ReadStatus.DONE
+    assert all(mine.pool.page(p) == b"\xaa" * mine.pool.fmt.page_bytes for p in range(100, LARGE))
+    mine.engine.remove_peer(victim.name).result(WAIT_S)
+    assert mine.read(healthy.served, [1]).status is ReadStatus.DONE
+
+
+def test_stopped_is_unsettled_at_the_deadline_and_settles_when_it_goes_on(
+    sources: dict[str, Source], reader: MakeReader, tcp: None
+) -> None:
+    mine, source = reader(LARGE), sources["tcp"]
+    add(mine.engine, source.served)
+    try:
+        future = mine.start_until_it_lands(source.served, deadline_s=1.0)
+        source.signal(signal.SIGSTOP)
+        outcome = future.result(WAIT_S)
+        assert outcome.status is ReadStatus.UNSETTLED
+        assert "deadline" in outcome.reason
+        assert outcome.settled is not None
+        assert not outcome.settled.done()
+        leaving = mine.engine.remove_peer(source.name)
+        assert not leaving.done()
+    finally:
+        source.signal(signal.SIGCONT)
+    outcome.settled.result(WAIT_S)
+    leaving.result(WAIT_S)
+
+
+def test_closing_the_engine_is_a_fence(sources: dict[str, Source], reader: MakeReader, tcp: None) -> None:
+    mine, source, later = reader(LARGE), sources["tcp fenced"], reader(LARGE)
+    add(mine.engine, source.served)
+    add(later.engine, source.served)
+    try:
+        future = mine.start_until_it_lands(source.served)
+        source.signal(signal.SIGSTOP)
+        mine.engine.close()
+        assert future.result(WAIT_S).status is ReadStatus.FAILED
+        mine.pool.set_pages(0xAA)
+    finally:
+        source.signal(signal.SIGCONT)
+    # it sends what it had begun; then it goes on serving, or UCX aborts it: either way this read ends
+    assert later.read(source.served, list(range(1, LARGE))).status in (ReadStatus.DONE, ReadStatus.FAILED)
+    assert all(mine.pool.page(p) == b"\xaa" * mine.pool.fmt.page_bytes for p in range(1, LARGE))
+
+
+def test_a_source_outlives_a_reader_that_is_killed(sources: dict[str, Source], reader: MakeReader) -> None:
+    source, doomed, mine = sources["layers"], sources["doomed"], reader()
+    assert doomed.served
+    assert source.served
+    doomed.ask("read for ever", source.served)
+    doomed.kill()
+    add(mine.engine, source.served)
+    assert mine.read(source.served, [1, 2, 3]).status is ReadStatus.DONE
+    assert source.stop() == 0
+
+
+# --- the edge -------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_somebody_holds_is_not_called_destroyed() -> None:
+    wrapper = SimpleNamespace(agent=object())
+    nixl_module._destroy(wrapper)
+    held = object()
+    with pytest.raises(TransferError, match="may still land"):
+        nixl_module._destroy(SimpleNamespace(agent=held))
+
+
+def test_without_nixl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with pytest.raises(MissingDependency, match="pip install nixl"):
+        NixlBackend(AgentName("a"))
