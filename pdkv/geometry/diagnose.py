@@ -6,8 +6,10 @@ cause is named only if it alone accounts for what was seen, within the tolerance
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pdkv.errors import ConfigError
 from pdkv.geometry.byte_ledger import request_pages, slot_page_bytes, token_bytes, usable_pages
@@ -39,6 +41,14 @@ def _wrong(complaint: str, numbers: dict[str, Number], why: str, *way_out: str) 
     return Finding(complaint, True, numbers, why, way_out)
 
 
+def _require_counts(facts: Any) -> None:
+    """Every number of a complaint is finite and not below 0. Raises `ConfigError` naming the first that isn't."""
+    for field in fields(facts):
+        value = getattr(facts, field.name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ConfigError(field.name, value, "a finite number, not below 0")
+
+
 # --- 1: the pool is smaller than expected -----------------------------------------------------------------------------
 
 POOL = "the pool is smaller than expected"
@@ -52,11 +62,14 @@ class PoolFacts:
     usable_pages: int
     page_bytes: int | None = None
     """Of a page of the running node, where that is known; else it is inferred."""
+    dcp: int = 1
+    """Of the plan."""
 
 
 def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding:
     """By what factor a pool falls short, and which single or double change of the page accounts for exactly that."""
-    planned = slot_page_bytes(shape, main_row=main_row).total
+    _require_counts(facts)
+    planned = slot_page_bytes(shape, main_row=main_row, dcp=facts.dcp).total
     expected = usable_pages(facts.memory_bytes, planned)
     if not expected:
         raise ConfigError("memory_bytes", facts.memory_bytes, f"room for a page and the sink, {2 * planned} B")
@@ -80,7 +93,7 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
         numbers["held_bytes"] = held = (facts.usable_pages + 1) * planned
         why = f"{short}; a page has the planned size, so the pool got {held:,} B, not {facts.memory_bytes:,} B"
         return _wrong(POOL, numbers, why, "give the pool its memory: weights and workspaces were taken from it first")
-    causes = [words for words, size in _page_causes(shape, main_row) if low <= size <= high]
+    causes = [words for words, size in _page_causes(shape, main_row, facts.dcp) if low <= size <= high]
     if not causes:
         why = f"{short}; no change of layers, rows, drafts or DCP gives a page of {low:,} to {high:,} B"
         return _wrong(POOL, numbers, why, "compare the node's segments with the plan's, one by one")
@@ -89,11 +102,11 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
     return _wrong(POOL, numbers, why, "give the engine the planned row format and the model's own list of full layers")
 
 
-def _page_causes(shape: ModelShape, main_row: str) -> Iterator[tuple[str, int]]:
+def _page_causes(shape: ModelShape, main_row: str, dcp: int) -> Iterator[tuple[str, int]]:
     """What else a page may hold, with its bytes: one change, or two or three of them joined by "and"."""
     full = len(shape.full_layers)
-    index_page = slot_page_bytes(shape, main_row=main_row).index // (full + shape.draft_layers)
-    for words, size in _other_pages(shape, main_row):
+    index_page = slot_page_bytes(shape, main_row=main_row, dcp=dcp).index // (full + shape.draft_layers)
+    for words, size in _other_pages(shape, main_row, dcp):
         if words:
             yield " and ".join(words), size
         for count in range(1, shape.num_layers + 1):
@@ -101,11 +114,13 @@ def _page_causes(shape: ModelShape, main_row: str) -> Iterator[tuple[str, int]]:
                 more = f"{count} layers with index-K instead of {full}"
                 more += " (all layers treated as full)" if count == shape.num_layers else ""
                 yield " and ".join((*words, more)), size + (count - full) * index_page
-    for dcp in (2, 4, 8):
-        yield f"index-K replicated for dcp {dcp}", slot_page_bytes(shape, main_row=main_row, dcp=dcp).total
+    for other in (1, 2, 4, 8):
+        if other != dcp:
+            size = slot_page_bytes(shape, main_row=main_row, dcp=other).total
+            yield f"index-K of dcp {other} instead of {dcp}", size
 
 
-def _other_pages(shape: ModelShape, main_row: str) -> Iterator[tuple[tuple[str, ...], int]]:
+def _other_pages(shape: ModelShape, main_row: str, dcp: int) -> Iterator[tuple[tuple[str, ...], int]]:
     """Pages with other main rows or another count of MTP layers, the planned one among them (with no words)."""
     drafts = {0: (), 1: ("an MTP layer more",), -1: ("an MTP layer less",)}
     for row in MAIN_ROWS.values():
@@ -113,7 +128,7 @@ def _other_pages(shape: ModelShape, main_row: str) -> Iterator[tuple[tuple[str, 
         for more, words in drafts.items():
             if shape.draft_layers + more >= 0:
                 other = replace(shape, draft_layers=shape.draft_layers + more)
-                yield (*rows, *words), slot_page_bytes(other, main_row=row.name).total
+                yield (*rows, *words), slot_page_bytes(other, main_row=row.name, dcp=dcp).total
 
 
 # --- 2: long requests are refused while short ones pass ---------------------------------------------------------------
@@ -132,12 +147,14 @@ class RefusedFacts:
     """Of the tree; counted as evictable, unless `locked_pages` says otherwise."""
     locked_pages: int = 0
     quarantined_pages: int = 0
+    dcp: int = 1
 
 
 def diagnose_refused(shape: ModelShape, main_row: str, facts: RefusedFacts) -> Finding:
     """Whether the request can ever fit, fits later, or should have been let in."""
-    page = slot_page_bytes(shape, main_row=main_row)
-    needed = request_pages(facts.request_tokens, page_tokens=INDEX_PAGE_ROWS * shape.index_kpool)
+    _require_counts(facts)
+    page = slot_page_bytes(shape, main_row=main_row, dcp=facts.dcp)
+    needed = request_pages(facts.request_tokens, page_tokens=INDEX_PAGE_ROWS * shape.index_kpool * facts.dcp)
     evictable = facts.cached_pages - facts.locked_pages
     now = facts.free_pages + evictable
     numbers: dict[str, Number] = {
@@ -190,6 +207,7 @@ class TtftFacts:
 
 def diagnose_ttft(shape: ModelShape, main_row: str, facts: TtftFacts) -> Finding:
     """Whether the hit gave what a hit of its length can give, and if not where the time went."""
+    _require_counts(facts)
     if not 0 <= facts.hit_tokens <= facts.prompt_tokens or facts.prompt_tokens < 1:
         raise ConfigError("hit_tokens", facts.hit_tokens, f"0 to prompt_tokens, {facts.prompt_tokens}")
     if not (facts.cold_ttft_s > 0 and facts.ttft_s > 0):
@@ -269,6 +287,7 @@ class StepFacts:
 
 def diagnose_step(shape: ModelShape, main_row: str, facts: StepFacts) -> Finding:
     """Which read accounts for the growth: index-K (as designed), all of main KV (not sparse), or neither."""
+    _require_counts(facts)
     if not 0 < facts.short_context_tokens < facts.context_tokens:
         raise ConfigError("short_context_tokens", facts.short_context_tokens, f"above 0, below {facts.context_tokens}")
     if not (facts.step_s > 0 and facts.short_step_s > 0 and facts.memory_bytes_per_s > 0 and facts.requests > 0):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 
 from pdkv.errors import ConfigError
@@ -196,7 +197,7 @@ def _stage_pool(shape: ModelShape, main_row: str, layout: Layout, memory: GpuMem
         layers=layers,
         total_bytes=memory.gpu.memory_bytes,
         static_bytes=memory.static_bytes,
-        weights=weight_bytes(stage_matrices(shape, memory.weights, layers), memory.weight_dtype, layout.ranks),
+        weights=dict(_stage_weights(shape, memory.weights, layers, memory.weight_dtype, layout.ranks)),
         topk_buffer_bytes=topk_buffer_bytes(memory.batched_tokens, shape.index_topk),
         page_table_bytes=page_table_bytes(
             memory.longest_tokens, page_tokens=page_tokens, requests=memory.requests, groups=memory.table_groups
@@ -205,3 +206,11 @@ def _stage_pool(shape: ModelShape, main_row: str, layout: Layout, memory: GpuMem
     )
     pool = given_pool(stage_shape(shape, layers), main_row, layout.dcp, max(budget.left_bytes, 0))
     return replace(pool, budget=budget)
+
+
+@lru_cache(maxsize=64)
+def _stage_weights(
+    shape: ModelShape, weights: WeightShape, layers: range, dtype: str, ranks: Ranks
+) -> tuple[tuple[Part, int], ...]:
+    """Kept, because a table of variants asks again and again for what only few of them change."""
+    return tuple(weight_bytes(stage_matrices(shape, weights, layers), dtype, ranks).items())

@@ -7,6 +7,7 @@ the scores among the tokens it covers and nothing of those between them and the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pdkv.errors import ConfigError
@@ -39,9 +40,9 @@ class HitSaving:
 
 
 def link_seconds(count_bytes: int, gbit_per_s: float) -> float:
-    """Seconds on a link of `gbit_per_s` * 10^9 bits a second. Raises `ConfigError` for a rate that is not positive."""
-    if not gbit_per_s > 0:
-        raise ConfigError("gbps", gbit_per_s, "a rate above 0, in Gbit/s")
+    """Seconds on a link of `gbit_per_s` * 10^9 bits a second. Raises `ConfigError` for a rate that no link can have."""
+    if not 1e-6 <= gbit_per_s < math.inf:
+        raise ConfigError("gbps", gbit_per_s, "a rate in Gbit/s, at least 0.000001")
     return count_bytes * 8 / (gbit_per_s * 1e9)
 
 

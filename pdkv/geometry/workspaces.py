@@ -104,20 +104,25 @@ def logits_row_chunks(rows: int, cols: int, budget_bytes: int, *, free_bytes: in
     if free_bytes is not None:
         require_not_negative(free_bytes=free_bytes)
         budget_bytes = min(budget_bytes, free_bytes // 5)
-    step = max(rows, 1) if logits_never_split(rows, cols) else logits_rows_per_chunk(budget_bytes, cols)
+    step = _rows_at_once(rows, cols, budget_bytes)
     return tuple(range(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def logits_plan(rows: int, cols: int, budget_bytes: int) -> LogitsPlan:
-    """`logits_row_chunks` in figures, without the ranges."""
-    chunks = logits_row_chunks(rows, cols, budget_bytes)
-    largest = len(chunks[0]) if chunks else 0
+    """`logits_row_chunks` in figures, without the ranges. Raises `ConfigError` for no rows or columns."""
+    require_positive(rows=rows, cols=cols)
+    require_not_negative(budget_bytes=budget_bytes)
+    largest = min(_rows_at_once(rows, cols, budget_bytes), rows)
     return LogitsPlan(
         rows=rows,
         cols=cols,
         bytes=logits_bytes(rows, cols),
         budget_bytes=budget_bytes,
         rows_per_chunk=largest,
-        chunks=len(chunks),
+        chunks=-(-rows // largest),
         peak_bytes=largest * logits_row_bytes(cols),
     )
+
+
+def _rows_at_once(rows: int, cols: int, budget_bytes: int) -> int:
+    return max(rows, 1) if logits_never_split(rows, cols) else logits_rows_per_chunk(budget_bytes, cols)

@@ -46,7 +46,7 @@ def pool_of(shape: ModelShape, row: str = ROW, *, dcp: int = 1) -> PoolFacts:
         (pool_of(full_layers(78)), 0.87756, "78 layers with index-K instead of 21 (all layers treated as full)"),
         (pool_of(SHAPE, "bf16"), 0.58231, "main rows of 1152 B (bf16)"),
         (pool_of(replace(SHAPE, draft_layers=1)), 0.98564, "an MTP layer more"),
-        (pool_of(SHAPE, dcp=2), 0.95111, "index-K replicated for dcp 2"),
+        (pool_of(SHAPE, dcp=2), 0.95111, "index-K of dcp 2 instead of 1"),
         (
             pool_of(replace(full_layers(40), draft_layers=1)),
             None,
@@ -75,6 +75,16 @@ def test_a_page_size_that_is_known_is_believed() -> None:
     unknown = diagnose_pool(SHAPE, ROW, PoolFacts(GB56, 15_000, page_bytes=64 * 56_316 + 1))
     assert "no change of layers" in unknown.finding
     assert unknown.wrong
+
+
+def test_a_plan_with_dcp_is_measured_by_its_own_pages() -> None:
+    facts = replace(pool_of(SHAPE, dcp=2), dcp=2)
+    assert not diagnose_pool(SHAPE, ROW, facts).wrong
+    unshared = replace(pool_of(SHAPE, dcp=4), dcp=2)
+    assert "index-K of dcp 4 instead of 2" in diagnose_pool(SHAPE, ROW, unshared).finding
+    long = RefusedFacts(M1, total_pages=8_192, free_pages=8_192, dcp=2)
+    assert not diagnose_refused(SHAPE, ROW, long).wrong
+    assert diagnose_refused(SHAPE, ROW, replace(long, dcp=1)).wrong
 
 
 def test_less_memory_than_planned_is_told_from_larger_pages() -> None:
@@ -203,7 +213,10 @@ def test_steps_that_do_not_grow_have_nothing_wrong() -> None:
     [
         (lambda: diagnose_pool(SHAPE, ROW, PoolFacts(1000, 1)), "memory_bytes"),
         (lambda: diagnose_pool(SHAPE, "int8", PoolFacts(GB56, 1)), "main_row"),
-        (lambda: diagnose_refused(SHAPE, ROW, RefusedFacts(-1, 1, 1)), "prompt_tokens"),
+        (lambda: diagnose_pool(SHAPE, ROW, PoolFacts(GB56, -1)), "usable_pages"),
+        (lambda: diagnose_refused(SHAPE, ROW, RefusedFacts(-1, 1, 1)), "request_tokens"),
+        (lambda: diagnose_ttft(SHAPE, ROW, replace(HIT, prefill_s=float("inf"))), "prefill_s"),
+        (lambda: diagnose_step(SHAPE, ROW, replace(steps(0), step_s=float("nan"))), "step_s"),
         (lambda: diagnose_ttft(SHAPE, ROW, replace(HIT, hit_tokens=100_001)), "hit_tokens"),
         (lambda: diagnose_ttft(SHAPE, ROW, replace(HIT, ttft_s=0.0)), "ttft_s, cold_ttft_s"),
         (lambda: diagnose_step(SHAPE, ROW, StepFacts(10, 1, 10, 1, RATE)), "short_context_tokens"),

@@ -109,6 +109,7 @@ def test_half_a_prompt_saves_a_quarter_of_the_scores() -> None:
     [
         (lambda: traffic.link_seconds(1, 0), "gbps"),
         (lambda: traffic.link_seconds(1, float("nan")), "gbps"),
+        (lambda: traffic.link_seconds(1, float("inf")), "gbps"),
         (lambda: traffic.index_reads(1, 0, 1), "chunk_tokens"),
         (lambda: traffic.index_reads(1, 1, 1, prefix_tokens=2), "context_tokens"),
         (lambda: traffic.scores_saved(1, 0), "context_tokens"),

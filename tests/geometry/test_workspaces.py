@@ -111,7 +111,7 @@ def test_topk_of_merged_chunks_is_that_of_the_whole_matrix() -> None:
     # few distinct values: ties must not depend on the chunk either
     scores = np.random.default_rng(5).integers(0, 5_000, (rows, cols))
     whole = topk(scores, k)
-    for budget in (logits_row_bytes(cols) * 250, logits_row_bytes(cols) * 899, 0):
+    for budget in (logits_row_bytes(cols) * 250, 0):
         chunks = logits_row_chunks(rows, cols, budget)
         assert len(chunks) > 1
         assert np.array_equal(merged_topk(scores, k, chunks), whole)

@@ -16,6 +16,8 @@ from pdkv.config import parse_bytes
 from pdkv.errors import ConfigError
 from pdkv.geometry import diagnose
 from pdkv.geometry.diagnose import Finding
+from pdkv.geometry.fleet import stage_shape
+from pdkv.geometry.model_config import ModelShape
 
 ALL = "all"
 COMPLAINTS: dict[str, tuple[type[Any], Callable[..., Finding]]] = {
@@ -69,20 +71,27 @@ def answer(plan: Plan) -> Answers:
         if missing:
             lacking[name] = missing
         else:
-            found.append(diagnosis(plan.setup.shape, plan.setup.main_row, facts_class(**made)))
+            found.append(diagnosis(_caches(name, plan), plan.setup.main_row, facts_class(**made)))
     if not found:
         name, missing = next(iter(lacking.items()))
         raise ConfigError("given", ",".join(options.given or []), f"for {name} also {', '.join(missing)}")
     return Answers(tuple(found), lacking)
 
 
+def _caches(name: str, plan: Plan) -> ModelShape:
+    """A pool is a rank's: of its pipeline stage only. The other complaints are about the whole model."""
+    budget = plan.pool.budget if plan.pool is not None else None
+    return plan.setup.shape if name != "pool" or budget is None else stage_shape(plan.setup.shape, budget.layers)
+
+
 def _planned(name: str, plan: Plan) -> Numbers:
     """What the plan itself says of a complaint."""
     options = plan.options
     if name == "pool" and plan.pool is not None and plan.pool.usable_pages:
-        return {"memory_bytes": plan.pool.available_bytes}
+        return {"memory_bytes": plan.pool.available_bytes, "dcp": options.dcp}
     if name == "refused":
-        return {"request_tokens": plan.longest.tokens + options.output_tokens + options.draft_tokens}
+        needed = plan.longest.tokens + options.output_tokens + options.draft_tokens
+        return {"request_tokens": needed, "dcp": options.dcp}
     if name == "step" and options.gpu is not None and (rate := find_card(options.gpu).bytes_per_s):
         return {"memory_bytes_per_s": rate}
     return {}

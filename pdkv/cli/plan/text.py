@@ -188,6 +188,10 @@ def _buffer_lines(plan: Plan) -> Iterator[str]:
         f"  scores of a prefill chunk: {b.prefill_scores_bytes:,} B{_chunks(b.prefill)}",
         f"  scores of a decode step, {b.decode_rows:,} rows: {b.decode_scores_bytes:,} B{_chunks(b.decode)}",
     ]
+    if plan.pool is not None and plan.setup.layout.dcp > 1:
+        size, dcp = plan.pool.usable_pages * plan.fmt.page_tokens, plan.setup.layout.dcp
+        slots = ledger.dcp_index_slots(size, plan.fmt.page_tokens, dcp)
+        lines.append(f"  index-K slots beside {size:,} main slots of a rank: {slots:,}, (size + page) * dcp - page")
     if b.prefill is not None:
         lines.append(
             f"  budget for scores: {b.prefill.budget_bytes:,} B, and 0.2 of what is free at the time; "

@@ -33,6 +33,13 @@ def test_what_the_plan_knows_need_not_be_given() -> None:
     on_gpus = answered(diagnose="pool", gpu="h200", gpus=8, given=["usable_pages=11796"])
     assert not on_gpus.wrong
     assert answered(diagnose="pool", gpu="h200", gpus=8, given=["usable_pages=11700"]).wrong
+    # the pages of a stage of 40 layers, and of slots that serve two tokens
+    staged = {"gpu": "h200", "gpus": 16, "pp": 2, "dcp": 2, "diagnose": "pool"}
+    pool = make_plan(PlanOptions(model="glm-5.3", **staged)).pool
+    assert pool is not None
+    given = [f"usable_pages={pool.usable_pages}"]
+    assert not answered(**staged, given=given).wrong
+    assert answered(**staged, given=given).findings[0].numbers["planned_page_bytes"] == pool.page.total
 
 
 def test_a_named_complaint_says_what_it_lacks() -> None:

@@ -84,6 +84,9 @@ def test_details_are_all_sections(capsys: pytest.CaptureFixture[str]) -> None:
         "172,032 operations",
     ):
         assert words in out
+    assert "index-K slots beside 718,016 main slots of a rank: 1,436,096," in said(
+        capsys, gpu="h200", gpus=8, details=True, dcp=2
+    )
     without = said(capsys, details=True)
     assert "budget for scores" not in without
 
