@@ -17,6 +17,7 @@ from typing import Any, Literal, get_type_hints
 from pdkv.errors import ConfigError, ContractMismatch, Difference, ProtocolError
 from pdkv.geometry.model_config import ModelShape
 from pdkv.geometry.page_layout import Group, PageFormat
+from pdkv.geometry.sharding import Sharding, require_plannable
 
 PROTOCOL_MAJOR = 1
 """Changes when an older node can't read a message or would act wrongly on it."""
@@ -26,6 +27,7 @@ SEED_RULE = "pdkv-1(content fingerprint, extra_key, cache_salt)"
 PLACEMENTS = ("page_major", "layer_major")
 SPECULATIONS = ("none", "eagle", "mtp", "oracle")
 """An oracle has no rows of its own: it is for tests and the demo."""
+SPREADS = ("replicated", "sharded")
 EAGLE_RULES = ("none", "bigram", "drop_page")
 
 MAX_TEXT = 1024
@@ -34,7 +36,6 @@ MAX_ENTRIES = 4096
 """Entries of one list of a peer's contract: GLM-5.3 with a draft layer has 101 segments."""
 
 Rule = Literal["content", "pair", "compatible", "informative"]
-Spread = Literal["replicated", "sharded"]
 SegmentSizes = tuple[tuple[str, int], ...]
 
 
@@ -48,6 +49,13 @@ class Topology:
     dcp: int = 1
     main: str = "replicated"
     index: str = "replicated"
+    interleave: int = 1
+    """Consecutive tokens whose main rows are on one DCP rank."""
+
+    @property
+    def sharding(self) -> Sharding:
+        """Of the main rows. Raises `ConfigError` for sizes that no group has."""
+        return Sharding(self.tp, self.dcp, self.interleave) if self.main == "sharded" else Sharding(self.tp)
 
 
 CONTENT: Mapping[str, Rule] = {"rule": "content"}
@@ -190,7 +198,7 @@ def diff(mine: Contract, theirs: Contract) -> list[Difference]:
         ours, other = getattr(mine, name), getattr(theirs, name)
         if rule in ("content", "pair") and ours != other:
             found.append(Difference(name, shown(ours), shown(other), f"{rule}: equal"))
-        elif rule == "compatible" and (reason := _clash(name, ours, other)):
+        elif rule == "compatible" and (reason := _clash(name, mine, theirs)):
             found.append(Difference(name, shown(ours), shown(other), f"compatible: {reason}"))
     return found
 
@@ -199,6 +207,16 @@ def require_compatible(mine: Contract, theirs: Contract) -> None:
     """Raises `ContractMismatch` with all differences."""
     if differences := diff(mine, theirs):
         raise ContractMismatch(differences)
+
+
+def require_equal_shards(mine: Contract, theirs: Contract) -> None:
+    """For a reader that takes whole pages from one rank: raises `ContractMismatch` unless that rank's pages hold the
+    tokens that its own do. `geometry.sharding.plan_shards` says what to read from which rank otherwise.
+    """
+    ours, other = mine.topology.sharding, theirs.topology.sharding
+    if (ours.dcp, ours.interleave) != (other.dcp, other.interleave):
+        words = "equal dcp and interleave of sharded main rows, to read page by page"
+        raise ContractMismatch([Difference("topology", shown(mine.topology), shown(theirs.topology), words)])
 
 
 def common_digest(mine: Contract, theirs: Contract) -> str:
@@ -231,29 +249,33 @@ def shown(value: object) -> str:
 # --- rules of the compatible fields -----------------------------------------------------------------------------------
 
 
-def _clash(name: str, mine: Any, theirs: Any) -> str:
+def _clash(name: str, mine: Contract, theirs: Contract) -> str:
     """Why two values of a compatible field can't work together; empty if they can. A later minor only adds."""
     if name == "topology":
         return _topology_clash(mine, theirs)
     if name == "placement":
-        unknown = [value for value in (mine, theirs) if value not in PLACEMENTS]
+        unknown = [side for side in (mine, theirs) if side.placement not in PLACEMENTS]
         return f"each one of {', '.join(PLACEMENTS)}" if unknown else ""
     if name == "digest_algorithms":
-        return "" if set(mine) & set(theirs) else "a common one"
+        return "" if set(mine.digest_algorithms) & set(theirs.digest_algorithms) else "a common one"
     return ""
 
 
-def _topology_clash(mine: Topology, theirs: Topology) -> str:
-    """A replicated group can be read from any rank, so TP and DP are free. A sharded one needs the same shards, and a
-    pipeline stage the same layers."""
-    if mine.pp != theirs.pp:
+def _topology_clash(mine: Contract, theirs: Contract) -> str:
+    """TP, DP and DCP sizes are free where `plan_shards` can map one group onto the other: it can for sharded main rows,
+    and not for index-K that isn't on every rank. A pipeline stage needs the same layers."""
+    sides = mine.topology, theirs.topology
+    if sides[0].pp != sides[1].pp:
         return "equal pp"
-    for group in ("main", "index"):
-        ours, other = getattr(mine, group), getattr(theirs, group)
-        if ours != other or ours not in ("replicated", "sharded"):
-            return f"{group} replicated on both or sharded on both"
-        if ours == "sharded" and mine.dcp != theirs.dcp:
-            return f"equal dcp, as {group} is sharded"
+    if any(side.index != "replicated" for side in sides):
+        return "index replicated on both"
+    if any(side.main not in SPREADS for side in sides):
+        return f"main {' or '.join(SPREADS)}"
+    for side in (mine, theirs):
+        try:
+            require_plannable(side.page_tokens, side.topology.sharding)
+        except ConfigError as error:
+            return f"{error.fields['field']} {error.fields['allowed']}"
     return ""
 
 
@@ -262,11 +284,12 @@ def _check_facts(shape: ModelShape, fmt: PageFormat, facts: ContractFacts) -> No
         ("speculation", facts.speculation, SPECULATIONS),
         ("eagle_rule", facts.eagle_rule, EAGLE_RULES),
         ("placement", facts.placement, PLACEMENTS),
-        ("topology.main", facts.topology.main, ("replicated", "sharded")),
-        ("topology.index", facts.topology.index, ("replicated", "sharded")),
+        ("topology.main", facts.topology.main, SPREADS),
+        ("topology.index", facts.topology.index, ("replicated",)),
     ):
         if value not in allowed:
             raise ConfigError(name, value, ", ".join(allowed))
+    require_plannable(fmt.page_tokens, facts.topology.sharding)
     if not facts.weights_id:
         raise ConfigError("weights_id", facts.weights_id, "a revision, or a digest of config and weight index")
     if not facts.digest_algorithms:

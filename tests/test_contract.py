@@ -19,11 +19,13 @@ from pdkv.contract import (
     common_digest,
     diff,
     require_compatible,
+    require_equal_shards,
     shown,
 )
 from pdkv.errors import ConfigError, ContractMismatch, ProtocolError
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import page_format
+from pdkv.geometry.sharding import plan_shards
 
 
 def built(preset: str = "glm-5.3", *, main_row: str = "fp8_ds_mla", **facts: Any) -> Contract:
@@ -167,20 +169,64 @@ def test_replicated_rows_go_from_any_rank_to_any(theirs: Topology) -> None:
     assert diff(built(topology=Topology(tp=8)), built(topology=theirs)) == []
 
 
+SHARDED = Topology(tp=4, dcp=2, main="sharded")
+
+
 @pytest.mark.parametrize(
-    ("mine", "theirs", "fits"),
+    "theirs",
     [
-        (Topology(dcp=2, main="sharded"), Topology(dcp=2, main="sharded"), True),
-        (Topology(dcp=2, main="sharded"), Topology(dcp=4, main="sharded"), False),
-        (Topology(dcp=2, main="sharded"), Topology(dcp=2), False),
-        (Topology(dcp=2, index="sharded"), Topology(dcp=2, index="replicated"), False),
-        (Topology(pp=2), Topology(pp=2), True),
-        (Topology(pp=2), Topology(pp=1, tp=2), False),
+        SHARDED,
+        Topology(tp=8),
+        Topology(tp=4, dcp=4, main="sharded"),
+        Topology(tp=4, dcp=2, main="sharded", interleave=64),
+        Topology(tp=8, dp=2, dcp=8, main="sharded", interleave=2),
     ],
 )
-def test_sharded_groups_need_the_same_shards(mine: Topology, theirs: Topology, fits: bool) -> None:
-    found = diff(built(topology=mine), built(topology=theirs))
-    assert [d.field for d in found] == ([] if fits else ["topology"])
+def test_sharded_rows_go_wherever_a_plan_can_take_them(theirs: Topology) -> None:
+    for mine in (built(topology=SHARDED), built(topology=theirs)):
+        assert diff(mine, built(topology=SHARDED)) == diff(built(topology=SHARDED), mine) == []
+    plan_shards(page_format(model_shape(load_config("glm-5.3"))), SHARDED.sharding, theirs.sharding)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "rule"),
+    [
+        (Topology(tp=4, dcp=3, main="sharded"), "dcp a divisor of tp, 4"),
+        (Topology(tp=4, dcp=4, main="sharded", interleave=48), "interleave a divisor of the page's 64 tokens"),
+        (Topology(tp=4, dcp=4, main="sharded", interleave=0), "interleave an integer of at least 1"),
+        (Topology(tp=0), "tp an integer of at least 1"),
+        (Topology(tp=4, dcp=2, index="sharded"), "index replicated on both"),
+        (Topology(tp=4, dcp=2, main="striped"), "main replicated or sharded"),
+        (Topology(pp=2), "equal pp"),
+    ],
+)
+def test_what_no_plan_can_map_is_refused_by_name(theirs: Topology, rule: str) -> None:
+    other = dataclasses.replace(built(), topology=theirs)
+    for mine, peer in ((built(topology=SHARDED), other), (other, built(topology=SHARDED))):
+        assert [(d.field, rule in d.rule) for d in diff(mine, peer)] == [("topology", True)]
+
+
+def test_stages_of_a_pipeline_pair_with_their_like() -> None:
+    assert diff(built(topology=Topology(pp=2)), built(topology=Topology(tp=2, pp=2))) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "page_by_page"),
+    [
+        (SHARDED, True),
+        (Topology(tp=8, dcp=2, main="sharded"), True),
+        (Topology(tp=4, dcp=4, main="sharded"), False),
+        (Topology(tp=4, dcp=2, main="sharded", interleave=64), False),
+        (Topology(tp=4), False),
+    ],
+)
+def test_one_rank_to_one_rank_takes_equal_shards(theirs: Topology, page_by_page: bool) -> None:
+    mine, other = built(topology=SHARDED), built(topology=theirs)
+    if page_by_page:
+        require_equal_shards(mine, other)
+        return
+    with pytest.raises(ContractMismatch, match="equal dcp and interleave"):
+        require_equal_shards(mine, other)
 
 
 def test_both_sides_choose_the_same_digest() -> None:
@@ -219,6 +265,9 @@ def test_draft_segments_are_content() -> None:
         ("glm-5.3", {"speculation": "other"}, "speculation"),
         ("glm-5.3", {"placement": "token_major"}, "placement"),
         ("glm-5.3", {"topology": Topology(main="split")}, "topology.main"),
+        ("glm-5.3", {"topology": Topology(tp=2, index="sharded")}, "topology.index"),
+        ("glm-5.3", {"topology": Topology(tp=4, dcp=3, main="sharded")}, "dcp"),
+        ("glm-5.3", {"topology": Topology(tp=4, dcp=4, main="sharded", interleave=5)}, "interleave"),
         ("glm-5.3", {"weights_id": ""}, "weights_id"),
         ("glm-5.3", {"digest_algorithms": ()}, "digest_algorithms"),
         ("glm-5.3", {**MTP, "index_sharing": True, "draft_topk": 4}, "index_sharing"),

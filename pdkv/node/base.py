@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import xxhash
 
-from pdkv.contract import Contract, require_compatible
+from pdkv.contract import Contract, require_compatible, require_equal_shards
 from pdkv.errors import ContractMismatch, Difference, PdkvError, ProtocolError, WrongIncarnation
 from pdkv.ids import PeerName
 from pdkv.kvcache.manager import CacheManager
@@ -84,6 +84,7 @@ class PeerBook:
         incarnation that introduced itself otherwise before, and for a node id whose other incarnation still answers.
         """
         require_compatible(self._parts.contract, intro.contract)
+        require_equal_shards(self._parts.contract, intro.contract)
         checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
         if checksum != intro.metadata_checksum:
             raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)

@@ -51,6 +51,7 @@ class Topology(_message.Message):
     DCP_FIELD_NUMBER: _builtins.int
     MAIN_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    INTERLEAVE_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     dp: _builtins.int
     pp: _builtins.int
@@ -58,6 +59,8 @@ class Topology(_message.Message):
     main: _builtins.str
     """"replicated" or "sharded"."""
     index: _builtins.str
+    interleave: _builtins.int
+    """Consecutive tokens whose main rows are on one DCP rank."""
     def __init__(
         self,
         *,
@@ -67,10 +70,11 @@ class Topology(_message.Message):
         dcp: _builtins.int = ...,
         main: _builtins.str = ...,
         index: _builtins.str = ...,
+        interleave: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dcp", b"dcp", "dp", b"dp", "index", b"index", "main", b"main", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dcp", b"dcp", "dp", b"dp", "index", b"index", "interleave", b"interleave", "main", b"main", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

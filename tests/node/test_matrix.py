@@ -86,9 +86,9 @@ def test_unequal_topologies_of_replicated_caches_ship_pages(prefill: Topology, d
 @pytest.mark.parametrize(
     ("prefill", "decode", "words"),
     [
-        (Topology(dcp=2, main="sharded"), Topology(dcp=4, main="sharded"), "equal dcp"),
-        (Topology(dcp=2, main="sharded"), Topology(), "main replicated on both or sharded on both"),
-        (Topology(dcp=2, index="sharded"), Topology(), "index replicated on both or sharded on both"),
+        (Topology(tp=4, dcp=2, main="sharded"), Topology(tp=4, dcp=4, main="sharded"), "equal dcp"),
+        (Topology(tp=2, dcp=2, main="sharded"), Topology(), "equal dcp and interleave"),
+        (Topology(2, dcp=2, main="sharded"), Topology(2, dcp=2, main="sharded", interleave=64), "and interleave"),
         (Topology(pp=2), Topology(), "equal pp"),
     ],
 )
