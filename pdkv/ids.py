@@ -1,7 +1,8 @@
 """Strong types for everything that would be a bare int or bytes.
 
 Guarantees: a page id that reached a `LocalPages` or `RemotePages` was checked against the bounds of the pool it
-belongs to, is never the write sink (page 0) and stands there once; local and remote ids are different types, so a
+belongs to (or comes from this node's own allocator or tree, which `check` recounts), is never the write sink (page 0)
+and stands there once; local and remote ids are different types, so a
 peer's page can't be used as one's own; a `PageHashes` always holds whole 32-byte hashes.
 """
 
@@ -79,6 +80,11 @@ class _Pages:
         return cls(wide.astype(np.int32))
 
     @classmethod
+    def kept(cls, ids: Int32Array) -> Self:
+        """Ids that this process's own bookkeeping has kept, under the same guarantees: not checked again."""
+        return cls(ids)
+
+    @classmethod
     def none(cls) -> Self:
         return cls(np.empty(0, np.int32))
 
@@ -102,11 +108,16 @@ class _Pages:
     def __getitem__(self, part: slice) -> Self:
         return type(self)(self._ids[part].copy())
 
+    def where(self, wanted: npt.NDArray[np.bool_]) -> Self:
+        """Those with a true entry in `wanted`, bool [pages]."""
+        return type(self)(self._ids[wanted])
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._ids.tolist())
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and np.array_equal(self._ids, other._ids)
+        # both int32: equal bytes are equal ids, and far cheaper to compare
+        return type(other) is type(self) and self._ids.tobytes() == other._ids.tobytes()
 
     def __hash__(self) -> int:
         return hash(self._ids.tobytes())

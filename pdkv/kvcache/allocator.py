@@ -9,19 +9,14 @@ whatever the size of the pool.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sortedcontainers import SortedList
 
 from pdkv.errors import BoundsError, CapacityError, IntegrityError
 from pdkv.ids import SINK_PAGE, Int32Array, LocalPages
-
-_Int64 = npt.NDArray[np.int64]
-
-_START_BITS = 32
-_START_MASK = (1 << _START_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -46,8 +41,10 @@ class PageAllocator:
         # Boundary tags: at the first and at the last page of a free extent stands its length, elsewhere nothing is
         # promised. So a freed run finds its neighbours without a search.
         self._tag = np.zeros(num_pages, np.int32)
-        self._by_size = SortedList()
-        """length << 32 | start of every free extent."""
+        self._starts: dict[int, set[int]] = {}
+        """By length, where the free extents of that length start."""
+        self._lengths: list[int] = []
+        """Ascending, each once. However fragmented, n pages have fewer than sqrt(2 n) different lengths."""
         self._free_count = num_pages - 1
         self._free[1:] = True
         self._add(1, num_pages - 1)
@@ -58,7 +55,7 @@ class PageAllocator:
 
     @property
     def extents(self) -> int:
-        return len(self._by_size)
+        return sum(map(len, self._starts.values()))
 
     def is_free(self, pages: LocalPages) -> npt.NDArray[np.bool_]:
         """bool [pages]."""
@@ -86,69 +83,83 @@ class PageAllocator:
             lengths.append(taken)
             missing -= taken
         ids = _expand(starts, lengths)
-        self._free[ids] = False
+        self._free[ids.astype(np.intp)] = False
         self._free_count -= count
-        return LocalPages.checked(ids, self.num_pages)
+        return LocalPages.kept(ids)
 
     def free(self, pages: LocalPages) -> None:
         """Give pages back. Raises `BoundsError` if one of them is free already; nothing is given back then."""
         if not len(pages):
             return
         ids = np.sort(pages.array)
-        already = ids[self._free[ids]]
-        if already.size:
-            raise BoundsError("page to free", int(already[0]), "a page that was handed out")
-        edges = np.flatnonzero(np.diff(ids) != 1)
-        starts = ids[np.concatenate(([0], edges + 1))].astype(np.int64)
-        stops = ids[np.concatenate((edges, [ids.size - 1]))].astype(np.int64) + 1
-        self._merge(starts, stops)
-        self._free[ids] = True
-        self._free_count += int(ids.size)
+        already = self._free[ids.astype(np.intp)]
+        if np.count_nonzero(already):
+            raise BoundsError("page to free", int(ids[already][0]), "a page that was handed out")
+        first, last, count = int(ids[0]), int(ids[-1]), int(ids.size)
+        if last - first + 1 == count:
+            self._give_back(first, last + 1)
+        else:
+            edges = (ids[1:] - ids[:-1] != 1).nonzero()[0]
+            starts, lasts = [first, *ids[edges + 1].tolist()], [*ids[edges].tolist(), last]
+            for start, end in zip(starts, lasts, strict=True):
+                self._give_back(start, end + 1)
+        self._free_count += count
 
-    def _merge(self, starts: _Int64, stops: _Int64) -> None:
-        """Join the runs [start, stop), in order and not yet marked free, with their free neighbours."""
-        left = np.where(self._free[starts - 1], self._tag[starts - 1], 0)
-        inside = stops < self.num_pages
-        after = np.where(inside, stops, 0)  # page 0 is never free
-        right = np.where(self._free[after], self._tag[after], 0)
-        for start, length in zip((starts - left)[left > 0].tolist(), left[left > 0].tolist(), strict=True):
+    def _give_back(self, start: int, stop: int) -> None:
+        """Free the run [start, stop) and join it with its free neighbours."""
+        free, tag = self._free, self._tag
+        free[start:stop] = True
+        if free[start - 1]:  # page 0 never is
+            length = int(tag[start - 1])
+            start -= length
             self._remove(start, length)
-        # An extent between two freed runs is the right one's left neighbour too: it is gone already.
-        own = right > 0
-        own[:-1] &= stops[:-1] + right[:-1] != starts[1:]
-        for start, length in zip(stops[own].tolist(), right[own].tolist(), strict=True):
-            self._remove(start, length)
-        grown_starts, grown_stops = starts - left, stops + right
-        first = np.ones(starts.size, np.bool_)
-        first[1:] = grown_starts[1:] > grown_stops[:-1]
-        last = np.append(first[1:], True)
-        self._add_all(grown_starts[first], grown_stops[last] - grown_starts[first])
+        if stop < self.num_pages and free[stop]:
+            length = int(tag[stop])
+            self._remove(stop, length)
+            stop += length
+        self._add(start, stop - start)
 
     def _pop_best(self, count: int) -> tuple[int, int]:
-        """Take out (start, length) of the shortest extent of at least `count` pages, else of the longest."""
+        """Take out (start, length) of an extent of the shortest length that holds `count` pages, else of the longest.
+
+        Of equal ones any: dense pools have many, and to order them would cost more than it is good for.
+        """
         self.work.extents += 1
-        at = self._by_size.bisect_left(count << _START_BITS)
-        key = int(self._by_size.pop(at if at < len(self._by_size) else -1))
-        return key & _START_MASK, key >> _START_BITS
+        at = bisect_left(self._lengths, count)
+        length = self._lengths[min(at, len(self._lengths) - 1)]
+        starts = self._starts[length]
+        start = starts.pop()
+        if not starts:
+            self._forget(length)
+        return start, length
 
     def _add(self, start: int, length: int) -> None:
         self.work.extents += 1
         self._tag[start] = self._tag[start + length - 1] = length
-        self._by_size.add(length << _START_BITS | start)
-
-    def _add_all(self, starts: _Int64, lengths: _Int64) -> None:
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            self._add(start, length)
+        starts = self._starts.get(length)
+        if starts is None:
+            self._starts[length] = {start}
+            insort(self._lengths, length)
+        else:
+            starts.add(start)
 
     def _remove(self, start: int, length: int) -> None:
         self.work.extents += 1
-        self._by_size.remove(length << _START_BITS | start)
+        starts = self._starts[length]
+        starts.remove(start)
+        if not starts:
+            self._forget(length)
+
+    def _forget(self, length: int) -> None:
+        del self._starts[length]
+        del self._lengths[bisect_left(self._lengths, length)]
 
     def check(self) -> None:
         """Recount everything; raises `IntegrityError`. Costs the whole pool: for tests and `pdkv doctor`."""
         listed = np.zeros(self.num_pages, np.uint8)
-        for key in self._by_size:
-            start, length = key & _START_MASK, key >> _START_BITS
+        if self._lengths != sorted(self._starts):
+            raise IntegrityError("lengths of free extents", listed=self._lengths, kept=sorted(self._starts))
+        for start, length in ((start, length) for length, starts in self._starts.items() for start in starts):
             if self._tag[start] != length or self._tag[start + length - 1] != length:
                 raise IntegrityError(f"extent {start}+{length}: its boundary tags say otherwise")
             before, after = start - 1, start + length
@@ -163,6 +174,8 @@ class PageAllocator:
 
 def _expand(starts: list[int], lengths: list[int]) -> Int32Array:
     """int32: the pages of these runs, one run after the other."""
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int32)
     run = np.array(lengths, np.int32)
     before = np.cumsum(run, dtype=np.int32) - run
     shift = np.array(starts, np.int32) - before

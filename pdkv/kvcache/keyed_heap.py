@@ -12,16 +12,18 @@ from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
+Key = TypeVar("Key", bound=float | tuple[int, ...])
 
 _SPARE_ENTRIES = 64
 
 
-class KeyedHeap(Generic[Item]):
+class KeyedHeap(Generic[Item, Key]):
     """Items by ascending key; each item once."""
 
     def __init__(self) -> None:
-        self._current: dict[Item, tuple[float, int]] = {}
-        self._entries: list[tuple[float, int, Item]] = []
+        self._current: dict[Item, tuple[Key, int, Item]] = {}
+        """The entry that counts; any other one of the item is outdated."""
+        self._entries: list[tuple[Key, int, Item]] = []
         self._next = 0
 
     def __len__(self) -> int:
@@ -33,15 +35,15 @@ class KeyedHeap(Generic[Item]):
     def __iter__(self) -> Iterator[Item]:
         return iter(self._current)
 
-    def key(self, item: Item) -> float:
+    def key(self, item: Item) -> Key:
         """Raises `KeyError` for an item that is not in it."""
         return self._current[item][0]
 
-    def set(self, item: Item, key: float) -> None:
+    def set(self, item: Item, key: Key) -> None:
         """Put the item in, or change its key."""
         self._next += 1
-        self._current[item] = (key, self._next)
-        heapq.heappush(self._entries, (key, self._next, item))
+        entry = self._current[item] = (key, self._next, item)
+        heapq.heappush(self._entries, entry)
         self._tidy()
 
     def discard(self, item: Item) -> None:
@@ -51,11 +53,12 @@ class KeyedHeap(Generic[Item]):
 
     def first(self) -> Item | None:
         """The item with the least key, left in; None when empty."""
-        while self._entries:
-            key, order, item = self._entries[0]
-            if self._current.get(item) == (key, order):
-                return item
-            heapq.heappop(self._entries)
+        entries, current = self._entries, self._current
+        while entries:
+            entry = entries[0]
+            if current.get(entry[2]) is entry:
+                return entry[2]
+            heapq.heappop(entries)
         return None
 
     def pop(self) -> Item | None:
@@ -68,5 +71,5 @@ class KeyedHeap(Generic[Item]):
 
     def _tidy(self) -> None:
         if len(self._entries) > 2 * len(self._current) + _SPARE_ENTRIES:
-            self._entries = [(key, order, item) for item, (key, order) in self._current.items()]
+            self._entries = list(self._current.values())
             heapq.heapify(self._entries)

@@ -31,7 +31,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[LeaseId, Lease] = {}
-        self._by_expiry: KeyedHeap[LeaseId] = KeyedHeap()
+        self._by_expiry: KeyedHeap[LeaseId, float] = KeyedHeap()
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -11,7 +11,8 @@ Guarantees, after every call, whether it returned or raised:
 A page's life, and who holds it:
 
     free ─reserve─► reserved ─commit─► cached ─(evicted by a later reserve)─► reserved of another
-                        │  └─take_private─► private ─end, drop_lease─► free      (a duplicate too: see commit)
+                        │  ├─take_private─► private ─end, drop_lease─► free      (a duplicate too: see commit)
+                        │  ◄────extend──────┘
                         └─quarantine─► quarantined ─release_quarantine─► free
 
 Not thread-safe: one thread calls it. Each call costs the pages and tree nodes it touches, never the pool or the tree.
@@ -33,9 +34,10 @@ from pdkv.ids import LeaseId, LocalPages, PageHashes, ReservationId, UInt64Array
 from pdkv.kvcache.allocator import PageAllocator
 from pdkv.kvcache.audit import audit
 from pdkv.kvcache.eviction import EvictionOrder
-from pdkv.kvcache.ownership import Ownership, PageState
+from pdkv.kvcache.ownership import CACHED, FREE, Claim, Ownership, PageState, claim
 from pdkv.kvcache.pool import SlotPool
-from pdkv.kvcache.radix_tree import Node, RadixTree
+from pdkv.kvcache.radix_node import Node, Use
+from pdkv.kvcache.radix_tree import RadixTree
 from pdkv.kvcache.reservation import HeldBack, LeasedPages, Reservation
 from pdkv.kvcache.verifier import VerifiedPages
 
@@ -60,6 +62,8 @@ class CacheManager:
         self.held_back: dict[ReservationId, HeldBack] = {}
         self._digests = np.zeros((pool.num_pages, 2), np.uint64)
         self._last_holder = 0
+        self.evicted_pages = 0
+        """Since the start, so far."""
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -89,10 +93,14 @@ class CacheManager:
 
     # --- a request ------------------------------------------------------------------------------------------------
 
-    def reserve(self, hashes: PageHashes, total_pages: int, *, max_hit_pages: int, drop_pages: int = 0) -> Reservation:
+    def reserve(
+        self, hashes: PageHashes, total_pages: int, *, max_hit_pages: int, drop_pages: int = 0, priority: int = 0
+    ) -> Reservation:
         """Find, lock and reserve the `total_pages` pages of a request whose prompt has the full pages `hashes`.
 
         At most `max_hit_pages` are taken from the tree; then `drop_pages` fewer than were found (the drop-page rule).
+        `priority` is for an eviction order that asks for it: the highest stays longest.
+
         Raises `NeverFits` if the pool is smaller, `CapacityError` if too few pages are free or evictable now,
         `BoundsError` if the sequence is shorter than its prompt or a limit is negative.
         """
@@ -113,17 +121,15 @@ class CacheManager:
         if short > evictable:
             raise self._no_room(wanted, evictable)
         node = self.tree.boundary(match)
-        self.tree.lock(node)
-        if short > 0:
-            self._evict(short)
-        hit = LocalPages.checked(match.pages, self.pool.num_pages)
-        return self._keep(hashes, hit, self.allocator.allocate(wanted), node)
+        self.tree.lock(node, use=Use(priority))
+        return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, short), node, priority)
 
     def commit(self, verified: VerifiedPages) -> LocalPages:
         """Seal verified pages and put them into the tree; the reservation's lock then covers them.
 
         Returns the pages that stand in the tree for these hashes: what to announce. If another request was faster, the
-        tree keeps that one's page, and this reservation's own stays its private one until it ends.
+        tree keeps that one's page, and this reservation's own stays its private one until it ends: its page table, in
+        which steps may be running, names that one, and to swap a page under a running step would need a fence.
 
         Raises `ReservationDead` if it has ended, `BoundsError` if the pages are not its reserved pages right after its
         committed prefix, `ProtocolError` if their hashes are not those of its prompt. Nothing is committed then.
@@ -138,17 +144,42 @@ class CacheManager:
         self.ownership.require(verified.pages, reservation.id, PageState.RESERVED)
         if reservation.hashes.part(first, first + count) != verified.hashes:
             raise ProtocolError("the hashes of pages to commit are not those of the prompt", first_index=first)
-        inserted = self.tree.insert(verified.hashes, verified.pages.array, below=reservation.node)
-        self.tree.extend_lock(reservation.node, inserted.node)
+        use = Use(reservation.priority, output=first >= reservation.prompt_pages)
+        inserted = self.tree.extend(reservation.node, verified.hashes, verified.pages.array, use=use)
         reservation.node = inserted.node
         reservation.committed += count
         known = inserted.existing.size
         new = verified.pages[known:]
         self.table.seal(new, verified.hashes.part(known, count))
-        self._digests[new.array] = verified.digests[known:]
-        self.ownership.move(new.array, PageState.RESERVED, PageState.CACHED)
-        self.ownership.move(verified.pages.array[:known], PageState.RESERVED, PageState.PRIVATE, holder=reservation.id)
-        return LocalPages.checked(np.concatenate((inserted.existing, new.array)), self.pool.num_pages)
+        self._digests[new.array.astype(np.intp)] = verified.digests[known:]
+        self.ownership.move(new.array, claim(PageState.RESERVED, reservation.id), CACHED)
+        if not known:
+            return new
+        self._reclaim(verified.pages[:known], reservation, PageState.RESERVED, PageState.PRIVATE)
+        return LocalPages.kept(np.concatenate((inserted.existing, new.array)))
+
+    def extend(self, reservation: Reservation, hashes: PageHashes) -> None:
+        """Name the full pages after the prompt, made of its answer, so that `commit` takes them: when decode is over.
+
+        `hashes` goes on where the committed ones end; the first page may have begun as the prompt's tail. Their rows
+        are void from here on, and nobody may write to them any more. The tree evicts them before any prompt's pages,
+        until a prompt begins with them.
+
+        Raises `ReservationDead`, or `BoundsError` if pages of the prompt are still to be committed or the reservation
+        has no such pages of its own after it; nothing has changed then.
+        """
+        self._require_live(reservation)
+        first = reservation.committed
+        if first != len(reservation.hashes):
+            raise BoundsError("committed pages", first, f"{len(reservation.hashes)}: all of the prompt first")
+        pages = reservation.sequence[first : first + len(hashes)]
+        if len(pages) != len(hashes):
+            raise BoundsError("pages of an answer", len(hashes), f"at most {len(pages)}")
+        self.ownership.require(pages, reservation.id, *_OWN)
+        self.table.bump(pages)
+        private = pages.where(self.ownership.held(pages, reservation.id, PageState.PRIVATE))
+        self._reclaim(private, reservation, PageState.PRIVATE, PageState.RESERVED)
+        reservation.hashes = PageHashes(reservation.hashes.raw + hashes.raw)
 
     def take_private(self, reservation: Reservation, pages: LocalPages) -> None:
         """Reserved pages become private ones, for a tail or for output: they never reach the tree.
@@ -157,7 +188,7 @@ class CacheManager:
         """
         self._require_live(reservation)
         self.ownership.require(pages, reservation.id, PageState.RESERVED)
-        self.ownership.move(pages.array, PageState.RESERVED, PageState.PRIVATE, holder=reservation.id)
+        self._reclaim(pages, reservation, PageState.RESERVED, PageState.PRIVATE)
 
     def seal_private(self, reservation: Reservation, verified: VerifiedPages) -> None:
         """Make private pages readable by peers under their hash (a tail's is its tail hash); they stay private.
@@ -193,12 +224,12 @@ class CacheManager:
         reservation.alive = False
         del self.reservations[reservation.id]
         self.tree.unlock(reservation.node)
-        own = self._of(reservation, *_OWN)
         if writers:
+            own = self._of(reservation, *_OWN)
             self._hold_back(reservation, own, _LOCAL_WRITER)
             return own
         for state in _OWN:
-            self._free(self._of(reservation, state), state)
+            self._free(self._of(reservation, state), claim(state, reservation.id))
         return LocalPages.none()
 
     # --- pages that somebody may still write to -------------------------------------------------------------------
@@ -221,7 +252,7 @@ class CacheManager:
         self.ownership.require(pages, reservation.id, PageState.QUARANTINED)
         if not len(pages):
             return
-        self._free(pages, PageState.QUARANTINED)
+        self._free(pages, claim(PageState.QUARANTINED, reservation.id))
         held = self.held_back[reservation.id]
         held.pages -= len(pages)
         if not held.pages:
@@ -238,11 +269,12 @@ class CacheManager:
         self._require_live(reservation)
         if lease_id in self.leased:
             raise DuplicateRequest(f"lease {lease_id} keeps pages already", lease=lease_id)
-        private = self._of(reservation, PageState.PRIVATE)
-        sealed = LocalPages.checked(private.array[self.table.sealed(private)], self.pool.num_pages)
+        own = self._of(reservation, PageState.PRIVATE)
+        sealed = own.where(self.table.sealed(own))
         holder = self._new_holder()
         self.tree.lock(reservation.node)
-        self.ownership.move(sealed.array, PageState.PRIVATE, PageState.PRIVATE, holder=holder)
+        private, leased = claim(PageState.PRIVATE, reservation.id), claim(PageState.PRIVATE, holder)
+        self.ownership.move(sealed.array, private, leased)
         self.leased[lease_id] = LeasedPages(holder, reservation.node, sealed)
 
     def drop_lease(self, lease_id: LeaseId) -> bool:
@@ -251,38 +283,52 @@ class CacheManager:
         if kept is None:
             return False
         self.tree.unlock(kept.node)
-        self._free(kept.private, PageState.PRIVATE)
+        self._free(kept.private, claim(PageState.PRIVATE, kept.holder))
         return True
 
     # --- the moves ------------------------------------------------------------------------------------------------
 
-    def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node) -> Reservation:
-        """Hand out allocated pages, evicted or free ones: their rows are void before anybody hears of them."""
-        self.table.bump(pages)
+    def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node, priority: int) -> Reservation:
+        """Hand out allocated pages, whose rows have been void since they were freed (`_free`)."""
         holder = ReservationId(self._new_holder())
-        self.ownership.move(pages.array, PageState.FREE, PageState.RESERVED, holder=holder)
-        sequence = LocalPages.join([hit, pages])
-        reservation = Reservation(holder, hashes, hit, pages, sequence, node, committed=len(hit))
+        self.ownership.move(pages.array, FREE, claim(PageState.RESERVED, holder))
+        sequence = LocalPages.kept(np.concatenate((hit.array, pages.array)))
+        reservation = Reservation(holder, hashes, hit, pages, sequence, node, len(hit), len(hashes), priority)
         self.reservations[holder] = reservation
         return reservation
 
-    def _evict(self, count: int) -> None:
-        pages = LocalPages.checked(self.tree.evict(count), self.pool.num_pages)
-        self._free(pages, PageState.CACHED)
+    def _take(self, count: int, short: int) -> LocalPages:
+        """`count` pages without a holder, of which `short` have to be evicted first."""
+        if short <= 0:
+            return self.allocator.allocate(count)
+        evicted = LocalPages.kept(self.tree.evict(short))
+        self.table.bump(evicted)
+        self.ownership.move(evicted.array, CACHED, FREE)
+        self.evicted_pages += short
+        # All free pages are needed too, so in this order they and the evicted ones make the longest runs there are.
+        free = self.allocator.allocate(count - short)
+        return LocalPages.kept(np.sort(np.concatenate((free.array, evicted.array))))
 
-    def _free(self, pages: LocalPages, state: PageState) -> None:
-        """A free page has no sealed row: who still reads it finds out."""
-        self.table.bump(pages)
-        self.ownership.move(pages.array, state, PageState.FREE)
+    def _free(self, pages: LocalPages, held_as: Claim) -> None:
+        """A free page has no sealed row, and another generation than when it had one: who still reads it finds out."""
+        if not len(pages):
+            return
+        sealed = self.table.sealed(pages)
+        if np.count_nonzero(sealed):
+            self.table.bump(pages.where(sealed))
+        self.ownership.move(pages.array, held_as, FREE)
         self.allocator.free(pages)
+
+    def _reclaim(self, pages: LocalPages, reservation: Reservation, source: PageState, target: PageState) -> None:
+        self.ownership.move(pages.array, claim(source, reservation.id), claim(target, reservation.id))
 
     def _hold_back(self, reservation: Reservation, pages: LocalPages, reason: str) -> None:
         if not len(pages):
             return
         self.table.bump(pages)  # a sealed tail among them may change now
         for state in _OWN:
-            some = pages.array[self.ownership.held(pages, reservation.id, state)]
-            self.ownership.move(some, state, PageState.QUARANTINED, holder=reservation.id)
+            some = pages.where(self.ownership.held(pages, reservation.id, state))
+            self._reclaim(some, reservation, state, PageState.QUARANTINED)
         held = self.held_back.setdefault(reservation.id, HeldBack(0, []))
         held.pages += len(pages)
         if reason not in held.reasons:
@@ -290,8 +336,7 @@ class CacheManager:
 
     def _of(self, reservation: Reservation, *states: PageState) -> LocalPages:
         """The reservation's own pages in these states."""
-        mine = self.ownership.held(reservation.pages, reservation.id, *states)
-        return LocalPages.checked(reservation.pages.array[mine], self.pool.num_pages)
+        return reservation.pages.where(self.ownership.held(reservation.pages, reservation.id, *states))
 
     def _require_live(self, reservation: Reservation) -> None:
         if self.reservations.get(reservation.id) is not reservation:

@@ -98,7 +98,7 @@ class PageTable:
 
     def sealed(self, pages: LocalPages) -> npt.NDArray[np.bool_]:
         """bool [pages]."""
-        return np.equal(self._state[pages.array], SEALED)
+        return np.equal(self._state[pages.array.astype(np.intp)], SEALED)
 
     def hashes(self, pages: LocalPages) -> PageHashes:
         """The rows' hashes; 32 zero bytes for a page that is not sealed."""
@@ -106,7 +106,7 @@ class PageTable:
 
     def bump(self, pages: LocalPages) -> None:
         """Void what peers know of these pages. After it, and only after it, may their bytes change."""
-        ids = pages.array
+        ids = pages.array.astype(np.intp)  # numpy indexes four times faster with its own kind of integer
         self._generation[ids] += np.uint64(1)
         _fence()
         self._state[ids] = 0
@@ -118,10 +118,10 @@ class PageTable:
         (it has to be bumped first) or unless there is one hash a page."""
         if len(pages) != len(hashes):
             raise BoundsError("hashes to seal", len(hashes), f"one for each of {len(pages)} pages")
-        ids = pages.array
-        already = ids[self._state[ids] == SEALED]
-        if already.size:
-            raise BoundsError("page to seal", int(already[0]), "a page bumped since it was sealed last")
+        ids = pages.array.astype(np.intp)
+        already = self._state[ids] == SEALED
+        if np.count_nonzero(already):
+            raise BoundsError("page to seal", int(ids[already][0]), "a page bumped since it was sealed last")
         self._hash[ids] = hashes.rows()
         _fence()
         self._state[ids] = SEALED

@@ -1,8 +1,9 @@
 """Cached pages by the hash chain of their tokens.
 
 Guarantees: a page stands in the tree at most once and a hash leads to at most one page; if page i of a prompt is found,
-so are all before it; a locked page is never evicted, nor any page before it; splitting an edge changes no lock. A node
-is a run of pages with one array of page ids, so a call costs the nodes and pages it touches, not those of the tree.
+so are all before it; a locked page is never evicted, nor any page before it; splitting an edge changes no lock; prompt
+and answer never share a node, and below an answer's node are only others. A node is a run of pages with one array of
+page ids, so a call costs the nodes and pages it touches, not those of the tree.
 
 The keys must be a hash *chain* (each hash covers all tokens before it): equal hashes then mean equal prefixes, so an
 edge is compared by a binary search over its hashes, and one equal hash at its end stands for all of it.
@@ -11,66 +12,18 @@ edge is compared by a binary search over its hashes, and one equal hash at its e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from pdkv.errors import BoundsError, CapacityError, IntegrityError
 from pdkv.ids import HASH_BYTES, Int32Array, PageHashes
-from pdkv.kvcache.eviction import EvictionOrder, LeastRecentlyUsed
+from pdkv.kvcache.eviction import EvictionOrder, Key, LeastRecentlyUsed
 from pdkv.kvcache.keyed_heap import KeyedHeap
+from pdkv.kvcache.radix_node import NO_PAGES, Insertion, Match, Node, TreeWork, Use, own
 
-_NO_PAGES = np.empty(0, np.int32)
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """A run of consecutive pages below `parent`. Only the tree changes one."""
-
-    parent: Node | None
-    pages: Int32Array
-    key: bytes
-    """Hash of the first page: its name among the parent's children."""
-    last_used: int
-    locks: int = 0
-    """Holders of this node or of one below it."""
-    children: dict[bytes, Node] = field(default_factory=dict)
-
-    def path(self) -> Iterator[Node]:
-        """This node and all above it, the root last."""
-        node: Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Where a chain leaves the tree. Good until the tree changes."""
-
-    node: Node
-    inside: int
-    """How many pages of `node` belong to the match."""
-    pages: Int32Array
-    """int32 [matched pages]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    node: Node
-    """Its last page is the last one of the inserted chain."""
-    existing: Int32Array
-    """Pages that the tree had for the first hashes of the chain: it keeps them and takes only the pages after them."""
-
-
-@dataclass(slots=True)
-class TreeWork:
-    """What the calls so far have looked at: a test of growth counts this instead of time."""
-
-    nodes: int = 0
-    probes: int = 0
+_PROMPT = Use()
 
 
 class RadixTree:
@@ -78,9 +31,9 @@ class RadixTree:
 
     def __init__(self, num_pages: int, order: EvictionOrder | None = None) -> None:
         self.work = TreeWork()
-        self.root = Node(parent=None, pages=_NO_PAGES, key=b"", last_used=0)
+        self.root = Node(parent=None, pages=NO_PAGES, key=b"")
         self._order: EvictionOrder = order or LeastRecentlyUsed()
-        self._leaves: KeyedHeap[Node] = KeyedHeap()
+        self._leaves: KeyedHeap[Node, Key] = KeyedHeap()
         """Nodes without locks and children."""
         self._hash = np.zeros((num_pages, HASH_BYTES), np.uint8)
         self._held = np.zeros(num_pages, np.bool_)
@@ -134,7 +87,7 @@ class RadixTree:
             self.work.nodes += 1
             if inside < child.pages.size:
                 break
-        return Match(node, inside, np.concatenate(found) if found else _NO_PAGES)
+        return Match(node, inside, np.concatenate(found) if found else NO_PAGES)
 
     def would_lock(self, match: Match) -> int:
         """How many evictable pages a lock on the match would take away. Changes nothing."""
@@ -151,7 +104,9 @@ class RadixTree:
         """The node whose last page is the match's last page; splits an edge if there is none."""
         return match.node if match.inside == match.node.pages.size else self._split(match.node, match.inside)
 
-    def insert(self, hashes: PageHashes, pages: Int32Array, *, below: Node | None = None) -> Insertion:
+    def insert(
+        self, hashes: PageHashes, pages: Int32Array, *, below: Node | None = None, use: Use = _PROMPT
+    ) -> Insertion:
         """Add a chain, from the root or from the end of `below`. The new node is not locked.
 
         Raises `BoundsError` if the columns differ in length, or a page to be added is in the tree already.
@@ -161,22 +116,41 @@ class RadixTree:
         match = self.match(hashes, below=below)
         known = match.pages.size
         new = pages[known:]
-        twice = new[self._held[new]]
-        if twice.size:
-            raise BoundsError("page to insert", int(twice[0]), "a page that is not in the tree")
+        self._require_new(new)
         node = self.boundary(match)
         if new.size:
-            node = self._attach(node, hashes.rows()[known:], new)
+            node = self._attach(node, hashes.rows()[known:], new, use)
         return Insertion(node, match.pages)
 
-    def lock(self, node: Node) -> None:
-        """Keep the node and all above it from eviction, until one `unlock` of the same node."""
+    def extend(self, held: Node, hashes: PageHashes, pages: Int32Array, *, use: Use = _PROMPT) -> Insertion:
+        """`insert` below `held`, where the caller's lock ends, and move that lock to the end of the chain.
+
+        A node that only the caller has ever used grows in place: pages that come one by one make one long node.
+        Raises as `insert`, with nothing changed.
+        """
+        # One use, one lock and no child: both are the caller's, so nobody else's lock or lease ends here.
+        alone = held.uses == 1 == held.locks and not held.children and held.parent is not None
+        if not alone or held.output != use.output or not pages.size or len(hashes) != pages.size:
+            inserted = self.insert(hashes, pages, below=held, use=use)
+            self.extend_lock(held, inserted.node, use=use)
+            return inserted
+        self._require_new(pages)
+        self.work.nodes += 1
+        self._hold(hashes.rows(), pages)
+        held.grow(pages)
+        return Insertion(held, NO_PAGES)
+
+    def lock(self, node: Node, *, use: Use | None = None) -> None:
+        """Keep the node and all above it from eviction, until one `unlock` of the same node.
+
+        With `use`, a request has them in its sequence, which the eviction order may count.
+        """
         self._clock += 1
         for each in node.path():
             self.work.nodes += 1
-            self._lock_one(each)
+            self._lock_one(each, use)
 
-    def extend_lock(self, held: Node, to: Node) -> None:
+    def extend_lock(self, held: Node, to: Node, *, use: Use | None = None) -> None:
         """Turn a lock on `held` into one on `to`, a node below it (or itself).
 
         Raises `IntegrityError`, with nothing changed, if `to` is not below it.
@@ -191,7 +165,7 @@ class RadixTree:
         self.work.nodes += len(between)
         self._clock += 1
         for each in between:
-            self._lock_one(each)
+            self._lock_one(each, use)
 
     def unlock(self, node: Node) -> None:
         """Give one lock back. Raises `IntegrityError` if there is none."""
@@ -221,27 +195,31 @@ class RadixTree:
             node = self._leaves.pop()
             if node is None:
                 raise IntegrityError("pages are counted as evictable, but no branch has an unlocked end")
-            self.work.nodes += 1
-            kept = max(node.pages.size - missing, 0)
-            cut = node.pages[kept:]
-            out.append(cut)
-            missing -= cut.size
-            node.pages = _own(node.pages[:kept])
-            self._held[cut] = False
-            self._pages -= cut.size
-            self._evictable -= cut.size
-            if kept:
+            pages = node.pages
+            if pages.size > missing:
+                pages = node.cut(pages.size - missing)
                 self._offer(node)
             else:
                 self._drop(node)
-        return np.concatenate(out) if out else _NO_PAGES
+            out.append(pages)
+            missing -= pages.size
+        self.work.nodes += len(out)
+        gone = np.concatenate(out) if out else NO_PAGES
+        self._held[gone.astype(np.intp)] = False
+        self._pages -= gone.size
+        self._evictable -= gone.size
+        return gone
 
-    def _lock_one(self, node: Node) -> None:
+    def _lock_one(self, node: Node, use: Use | None) -> None:
         if not node.locks:
             self._evictable -= node.pages.size
             self._leaves.discard(node)
         node.locks += 1
         node.last_used = self._clock
+        if use is not None:
+            node.uses += 1
+            node.priority = max(node.priority, use.priority)
+            node.output = node.output and use.output
 
     def _offer(self, node: Node) -> None:
         """List the node for eviction if it is an unlocked end of a branch."""
@@ -256,15 +234,25 @@ class RadixTree:
         node.parent = None
         self._offer(parent)
 
-    def _attach(self, parent: Node, rows: npt.NDArray[np.uint8], pages: Int32Array) -> Node:
-        self._clock += 1
-        self._hash[pages] = rows
-        self._held[pages] = True
-        node = Node(parent=parent, pages=pages.copy(), key=rows[0].tobytes(), last_used=self._clock)
-        parent.children[node.key] = node
-        self._leaves.discard(parent)
+    def _require_new(self, pages: Int32Array) -> None:
+        twice = pages[self._held[pages.astype(np.intp)]]
+        if twice.size:
+            raise BoundsError("page to insert", int(twice[0]), "a page that is not in the tree")
+
+    def _hold(self, rows: npt.NDArray[np.uint8], pages: Int32Array) -> None:
+        at = pages.astype(np.intp)  # numpy indexes four times faster with its own kind of integer
+        self._hash[at] = rows
+        self._held[at] = True
         self._pages += pages.size
+
+    def _attach(self, parent: Node, rows: npt.NDArray[np.uint8], pages: Int32Array, use: Use) -> Node:
+        self._clock += 1
+        self._hold(rows, pages)
         self._evictable += pages.size
+        now, key = self._clock, rows[0].tobytes()
+        node = Node(parent, pages.copy(), key, now, now, priority=use.priority, output=use.output)
+        parent.children[key] = node
+        self._leaves.discard(parent)
         self._offer(node)
         return node
 
@@ -273,9 +261,10 @@ class RadixTree:
         parent = node.parent
         if parent is None:
             raise IntegrityError("the root was split")
-        upper = Node(parent, _own(node.pages[:at]), node.key, node.last_used, node.locks)
+        upper = Node(parent, own(node.pages[:at]), node.key, node.created, node.last_used)
+        upper.uses, upper.priority, upper.output, upper.locks = node.uses, node.priority, node.output, node.locks
         parent.children[node.key] = upper
-        node.parent, node.pages = upper, _own(node.pages[at:])
+        node.parent, node.pages, node.room = upper, own(node.pages[at:]), None
         node.key = self._hash[node.pages[0]].tobytes()
         upper.children[node.key] = node
         return upper
@@ -326,6 +315,8 @@ class RadixTree:
             raise IntegrityError("a tree node's child knows another parent or key")
         if node is self.root:
             return
+        if node.output and not all(child.output for child in node.children.values()):
+            raise IntegrityError("a prompt goes on below pages that count as an answer's")
         if not node.pages.size or self._hash[node.pages[0]].tobytes() != node.key:
             raise IntegrityError("a tree node's key is not its first page's hash")
         if (node in self._leaves) != (not node.locks and not node.children):
@@ -336,9 +327,3 @@ class RadixTree:
 
 def _hash_at(hashes: PageHashes, index: int) -> bytes:
     return hashes.raw[index * HASH_BYTES : (index + 1) * HASH_BYTES]
-
-
-def _own(part: Int32Array) -> Int32Array:
-    """The part itself, or a copy if it would keep alive an array more than twice its size."""
-    whole = part.base
-    return part.copy() if whole is not None and whole.size > 2 * part.size else part

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pdkv.errors import BoundsError
 from pdkv.ids import LocalPages, PageHashes, ReservationId
-from pdkv.kvcache.radix_tree import Node
+from pdkv.kvcache.radix_node import Node
 
 
 @dataclass(eq=False, slots=True)
@@ -18,7 +18,7 @@ class Reservation:
 
     id: ReservationId
     hashes: PageHashes
-    """Of the prompt's full pages."""
+    """Of the prompt's full pages, and of an answer's once the cache manager was told (`extend`)."""
     hit: LocalPages
     """Pages of the prompt's beginning that the tree had: locked, sealed, not to be written."""
     pages: LocalPages
@@ -28,7 +28,10 @@ class Reservation:
     node: Node
     """Where the locked path ends: the last page that was hit or committed."""
     committed: int
-    """Pages of the prompt, from its beginning, that are in the tree: those that were hit, then those committed."""
+    """Pages, from the beginning, that are in the tree: those that were hit, then those committed."""
+    prompt_pages: int
+    """Full pages of the prompt; those after them are an answer's."""
+    priority: int = 0
     alive: bool = True
 
     def page_of(self, index: int) -> int:

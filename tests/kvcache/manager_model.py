@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 from pdkv.errors import BoundsError, CapacityError, DuplicateRequest, PdkvError, ProtocolError, ReservationDead
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LeaseId, LocalPages, PageHash, PageHashes
+from pdkv.kvcache.eviction import ORDERS, eviction_order
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.ownership import PageState
 from pdkv.kvcache.pool import SlotPool
@@ -41,12 +42,18 @@ FMT = tiny_format()
 class Held:
     """What the model knows of a reservation, or of a lease (which has no new pages of its own to come)."""
 
-    prompt: PageHashes
+    letters: str
+    """The prompt's, and the answer's once it was named."""
+    prompt_pages: int
     committed: int
     state: dict[int, PageState] = field(default_factory=dict)
     """Page to reserved, private or quarantined."""
     sealed: set[int] = field(default_factory=set)
     alive: bool = True
+
+    @property
+    def prompt(self) -> PageHashes:
+        return chain_of(self.letters)
 
     def pages(self, *states: PageState) -> list[int]:
         return [p for p, s in self.state.items() if s in states]
@@ -68,12 +75,15 @@ class ManagerMachine(RuleBasedStateMachine):
     live = Bundle("live")
     quarantines = Bundle("quarantines")
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(policy=st.sampled_from(sorted(ORDERS)))
+    def start(self, policy: str) -> None:
+        self.policy = policy
         self.pool = SlotPool.create(FMT, NUM_PAGES)
-        self.manager = CacheManager(self.pool)
+        self.manager = CacheManager(self.pool, order=eviction_order(policy))
         self.verifier = Verifier(self.pool)
         self.cached: dict[PageHash, int] = {}
+        self.output: set[PageHash] = set()
+        """Cached pages of answers that no prompt has begun with."""
         self.held: dict[Reservation, Held] = {}
         self.leased: dict[LeaseId, Held] = {}
         self.announced: set[Announced] = set()
@@ -121,8 +131,9 @@ class ManagerMachine(RuleBasedStateMachine):
         more=st.integers(0, 3),
         limit=st.sampled_from([0, 1, 3, 9]),
         drop=st.integers(0, 1),
+        priority=st.integers(0, 1),
     )
-    def reserve(self, letters: str, more: int, limit: int, drop: int) -> object:
+    def reserve(self, letters: str, more: int, limit: int, drop: int, priority: int = 0) -> object:
         hashes, free_before, total = chain_of(letters), self.free(), len(letters) + more
         hit = self.known(hashes)[:limit]
         hit = hit[: max(len(hit) - drop, 0)]
@@ -132,14 +143,21 @@ class ManagerMachine(RuleBasedStateMachine):
             with pytest.raises(CapacityError):
                 self.manager.reserve(hashes, total, max_hit_pages=limit, drop_pages=drop)
             return multiple()
-        reservation = self.manager.reserve(hashes, total, max_hit_pages=limit, drop_pages=drop)
+        evicted_before = self.manager.evicted_pages
+        reservation = self.manager.reserve(hashes, total, max_hit_pages=limit, drop_pages=drop, priority=priority)
+        self.output -= set(hashes.part(0, len(hit)))
         assert reservation.hit.array.tolist() == hit
         assert [reservation.page_of(i) for i in range(total)] == hit + reservation.pages.array.tolist()
         evicted = {h for h in evictable if self.cached[h] in set(reservation.pages)}
-        assert len(evicted) == short
+        assert len(evicted) == short == self.manager.evicted_pages - evicted_before
+        answers_stayed = (evictable - evicted) & self.output
+        assert evicted <= self.output or not answers_stayed or self.policy == "priority"
         assert set(reservation.pages) <= free_before | {self.cached[h] for h in evicted}
         self.cached = {h: page for h, page in self.cached.items() if h not in evicted}
-        self.held[reservation] = Held(hashes, len(hit), dict.fromkeys(reservation.pages, PageState.RESERVED))
+        self.output -= evicted
+        self.held[reservation] = Held(
+            letters, len(letters), len(hit), dict.fromkeys(reservation.pages, PageState.RESERVED)
+        )
         self.expect_moved(reservation.pages)  # before anybody writes
         return reservation
 
@@ -160,17 +178,42 @@ class ManagerMachine(RuleBasedStateMachine):
             else:
                 self.cached[hash] = page
                 del held.state[page]
+                self.output.add(hash)
+        if first < held.prompt_pages:
+            self.output -= set(hashes)
         held.committed += len(pages)
         assert standing.array.tolist() == [self.cached[h] for h in hashes]
         self.announce(standing)
 
+    @rule(reservation=live, answer=st.text("ab", min_size=1, max_size=3))
+    def name_the_answer(self, reservation: Reservation, answer: str) -> None:
+        """The pages after the prompt, some of them private and sealed until now, are to be committed too."""
+        held = self.held[reservation]
+        first, letters = held.committed, held.letters + answer
+        pages, hashes = (
+            reservation.sequence[first : first + len(answer)],
+            chain_of(letters).part(len(held.letters), len(letters)),
+        )
+        own = (PageState.RESERVED, PageState.PRIVATE)
+        if first < len(held.letters) or len(pages) < len(answer) or any(held.state.get(p) not in own for p in pages):
+            with pytest.raises(BoundsError):
+                self.manager.extend(reservation, hashes)
+            assert reservation.hashes == held.prompt
+            return
+        self.manager.extend(reservation, hashes)
+        held.letters = letters
+        held.state |= dict.fromkeys(pages, PageState.RESERVED)
+        held.sealed -= set(pages)
+
     @precondition(lambda self: len(self.cached) < NUM_PAGES // 2)
-    @rule(letters=PROMPTS)
-    def a_whole_request(self, letters: str) -> None:
+    @rule(letters=PROMPTS, answer=st.sampled_from(["", "a", "ba"]))
+    def a_whole_request(self, letters: str, answer: str) -> None:
         """Reserved, committed and ended: what fills the tree, and a small pool."""
-        reservation = self.reserve(letters, 0, len(letters), 0)
+        reservation = self.reserve(letters, len(answer), len(letters), 0)
         if isinstance(reservation, Reservation):
             self.commit(reservation, len(letters))
+            self.name_the_answer(reservation, answer)
+            self.commit(reservation, len(answer))
             self.end(reservation, False)
 
     @rule(reservation=live, first=st.integers(0, 6), shift=st.integers(0, 3), letters=PROMPTS)
@@ -221,7 +264,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         self.manager.hand_over(reservation, lease_id)
         tails = {p: held.state.pop(p) for p in sorted(held.sealed)}
-        self.leased[lease_id] = Held(held.prompt, held.committed, tails)
+        self.leased[lease_id] = Held(held.letters, held.prompt_pages, held.committed, tails)
         held.sealed.clear()
 
     @precondition(lambda self: self.leased)
@@ -277,6 +320,8 @@ class ManagerMachine(RuleBasedStateMachine):
             with pytest.raises(ReservationDead):
                 call(reservation, pages)
         with pytest.raises(ReservationDead):
+            self.manager.extend(reservation, chain_of("a"))
+        with pytest.raises(ReservationDead):
             self.manager.quarantine(reservation, pages, "no end seen")
         with pytest.raises(ReservationDead):
             self.manager.hand_over(reservation, LeaseId("late"))
@@ -311,11 +356,13 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def an_announced_page_is_what_it_was_or_its_generation_has_moved(self) -> None:
         tails = {p for h in [*self.held.values(), *self.leased.values()] for p in h.sealed | set(h.state)}
+        every = pages_of(self.pool, *range(1, NUM_PAGES))
         standing = tails & self.in_state(PageState.PRIVATE) | set(self.cached.values())
-        for a in self.announced:
-            page = pages_of(self.pool, a.page)
-            if int(self.manager.table.generations(page)[0]) == a.generation:
-                assert a.page in standing
-                assert self.manager.hashes(page).raw == a.hash
-                (verified,) = self.verifier.seal(0, 0, page, PageHashes(a.hash)).digests.tolist()
-                assert tuple(verified) == a.digest == tuple(self.manager.digests(page)[0].tolist())
+        now = self.manager.table.generations(every).tolist()
+        self.announced = {a for a in self.announced if now[a.page - 1] == a.generation}  # a moved one never comes back
+        announced = sorted(self.announced, key=lambda a: a.page)
+        pages = pages_of(self.pool, *(a.page for a in announced))
+        assert set(pages) <= standing
+        assert self.manager.hashes(pages).raw == b"".join(a.hash for a in announced)
+        verified = self.verifier.seal(0, 0, pages, self.manager.hashes(pages)).digests.tolist()
+        assert verified == [list(a.digest) for a in announced] == self.manager.digests(pages).tolist()

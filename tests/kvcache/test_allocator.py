@@ -108,7 +108,7 @@ def test_the_work_does_not_grow_with_the_pool() -> None:
     assert extents_touched(1_000) == extents_touched(10_000) <= 400
 
 
-@pytest.mark.parametrize("broken", ["_free", "_tag", "_free_count", "_by_size"])
+@pytest.mark.parametrize("broken", ["_free", "_tag", "_free_count", "_starts", "_lengths"])
 def test_check_sees_what_is_wrong(broken: str) -> None:
     allocator = PageAllocator(NUM_PAGES)
     allocator.allocate(4)
@@ -120,8 +120,10 @@ def test_check_sees_what_is_wrong(broken: str) -> None:
             allocator._tag[NUM_PAGES - 1] = 1
         case "_free_count":
             allocator._free_count -= 1
-        case "_by_size":
-            allocator._by_size.add(1 << 32 | 1)
+        case "_starts":
+            allocator._starts[NUM_PAGES - 5].add(1)
+        case "_lengths":
+            allocator._lengths.append(NUM_PAGES)
     with pytest.raises(IntegrityError):
         allocator.check()
 

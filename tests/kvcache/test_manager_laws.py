@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from pdkv.errors import PdkvError
 from pdkv.ids import LeaseId, LocalPages
+from pdkv.kvcache.eviction import Key, NodeUse
 from pdkv.kvcache.manager import CacheManager, Reservation
 from tests.kvcache.manager_model import ManagerMachine
 
@@ -38,8 +39,8 @@ def _no_bump_for_its_own_owner(manager: CacheManager) -> None:
 
 
 def _no_lock(manager: CacheManager) -> None:
-    manager.tree.lock = manager.tree.unlock = lambda node: None  # type: ignore[method-assign]
-    manager.tree.extend_lock = lambda held, to: None  # type: ignore[method-assign]
+    manager.tree.lock = manager.tree.unlock = lambda node, *, use=None: None  # type: ignore[method-assign]
+    manager.tree.extend_lock = lambda held, to, *, use=None: None  # type: ignore[method-assign]
 
 
 def _quarantine_is_forgotten(manager: CacheManager) -> None:
@@ -75,6 +76,14 @@ def _freed_under_a_writer(manager: CacheManager) -> None:
     manager.end = lambda reservation, *, writers=False: end(reservation)  # type: ignore[method-assign]
 
 
+def _answers_like_prompts(manager: CacheManager) -> None:
+    class ByUseAlone:
+        def key(self, node: NodeUse) -> Key:
+            return (node.last_used,)
+
+    manager.tree._order = ByUseAlone()
+
+
 @pytest.mark.parametrize(
     "sabotage",
     [
@@ -85,6 +94,7 @@ def _freed_under_a_writer(manager: CacheManager) -> None:
         _commit_of_the_dead,
         _lease_holds_no_lock,
         _freed_under_a_writer,
+        _answers_like_prompts,
     ],
 )
 def test_the_machine_finds(sabotage: Callable[[CacheManager], None]) -> None:

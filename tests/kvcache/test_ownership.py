@@ -7,7 +7,7 @@ import pytest
 
 from pdkv.errors import BoundsError, IntegrityError
 from pdkv.ids import LocalPages
-from pdkv.kvcache.ownership import NOBODY, Ownership, PageState
+from pdkv.kvcache.ownership import CACHED, FREE, NOBODY, Ownership, PageState, claim
 
 NUM_PAGES = 9
 
@@ -20,8 +20,8 @@ def pages(*ids: int) -> LocalPages:
 def owned() -> Ownership:
     """Pages 1 to 3 reserved for holder 7, 3 of them private."""
     ownership = Ownership(NUM_PAGES)
-    ownership.move(pages(1, 2, 3).array, PageState.FREE, PageState.RESERVED, holder=7)
-    ownership.move(pages(3).array, PageState.RESERVED, PageState.PRIVATE, holder=7)
+    ownership.move(pages(1, 2, 3).array, FREE, claim(PageState.RESERVED, 7))
+    ownership.move(pages(3).array, claim(PageState.RESERVED, 7), claim(PageState.PRIVATE, 7))
     ownership.check()
     return ownership
 
@@ -33,21 +33,19 @@ def test_the_census_adds_up(owned: Ownership) -> None:
     assert np.flatnonzero(owned.in_state(PageState.RESERVED)).tolist() == [1, 2]
 
 
-def test_a_page_moves_only_from_the_state_it_is_in(owned: Ownership) -> None:
-    with pytest.raises(IntegrityError, match="page 3 is private, not reserved"):
-        owned.move(pages(1, 3).array, PageState.RESERVED, PageState.CACHED)
+def test_a_page_moves_only_from_the_claim_it_is_under(owned: Ownership) -> None:
+    with pytest.raises(IntegrityError, match="page 3 is private, not reserved of holder 7"):
+        owned.move(pages(1, 3).array, claim(PageState.RESERVED, 7), CACHED)
+    with pytest.raises(IntegrityError, match="page 1 is reserved, not reserved of holder 8"):
+        owned.move(pages(1).array, claim(PageState.RESERVED, 8), CACHED)
     assert owned.census()["reserved"] == 2
-
-
-@pytest.mark.parametrize(
-    ("target", "holder"), [(PageState.FREE, 7), (PageState.CACHED, 7), (PageState.PRIVATE, NOBODY)]
-)
-def test_free_and_cached_pages_have_no_holder_and_the_others_have_one(
-    owned: Ownership, target: PageState, holder: int
-) -> None:
-    with pytest.raises(IntegrityError):
-        owned.move(pages(1).array, PageState.RESERVED, target, holder=holder)
     owned.check()
+
+
+@pytest.mark.parametrize(("state", "holder"), [(PageState.FREE, 7), (PageState.CACHED, 7), (PageState.PRIVATE, NOBODY)])
+def test_free_and_cached_pages_have_no_holder_and_the_others_have_one(state: PageState, holder: int) -> None:
+    with pytest.raises(IntegrityError):
+        claim(state, holder)
 
 
 def test_require_names_the_page_and_its_state(owned: Ownership) -> None:
@@ -66,13 +64,13 @@ def test_check_sees_what_is_wrong(owned: Ownership, broken: str) -> None:
         case "count":
             owned._counts[PageState.FREE] += 1
         case "state":
-            owned._state[1] = PageState.FREE
+            owned._claims[1] = FREE
         case "holder":
-            owned._holder[5] = 7
+            owned._claims[5] |= claim(PageState.RESERVED, 7) - PageState.RESERVED
         case "lost holder":
-            owned._holder[1] = NOBODY
+            owned._claims[1] = PageState.RESERVED
         case "sink":
-            owned._state[0] = PageState.FREE
-            owned._counts = np.bincount(owned._state, minlength=len(PageState))
+            owned._claims[0] = FREE
+            owned._counts = owned._counted()
     with pytest.raises(IntegrityError):
         owned.check()

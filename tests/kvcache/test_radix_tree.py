@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pdkv.errors import BoundsError, CapacityError, IntegrityError
 from pdkv.ids import Int32Array, PageHash, PageHashes
-from pdkv.kvcache.radix_tree import Node, RadixTree
+from pdkv.kvcache.radix_node import Node, Use
+from pdkv.kvcache.radix_tree import RadixTree
 from tests.kvcache.chains import chain_of, long_chain
 
 NUM_PAGES = 300
@@ -125,6 +126,18 @@ def test_an_edge_is_compared_to_the_page(length: int, shared: int, limit: int) -
     assert tree.match(chain_of(asked), limit=limit).pages.size == min(shared, limit)
 
 
+def test_a_chain_is_found_in_logarithmic_steps() -> None:
+    pages = 16_384
+    tree = RadixTree(pages + 1)
+    hashes = long_chain("long", pages)
+    tree.insert(hashes, np.arange(1, pages + 1, dtype=np.int32))
+    for asked in (hashes, PageHashes(hashes.part(0, 9_999).raw + long_chain("other", 6_385).raw)):
+        before = tree.work.nodes, tree.work.probes
+        tree.match(asked)
+        assert tree.work.nodes - before[0] == 1
+        assert tree.work.probes - before[1] <= 15
+
+
 def test_a_match_changes_nothing() -> None:
     tree = inserted("abcd")
     before = [(node.locks, node.last_used, node.pages.size) for node in nodes(tree)]
@@ -155,6 +168,103 @@ def test_a_lock_is_extended_downwards_only() -> None:
     tree.unlock(below)
     with pytest.raises(IntegrityError):
         tree.unlock(below)
+
+
+def test_pages_that_one_request_commits_one_by_one_make_one_node() -> None:
+    tree, hashes = RadixTree(NUM_PAGES), long_chain("long", 200)
+    node = tree.root
+    tree.lock(node, use=Use())
+    for page in range(1, 201):
+        before = tree.work.nodes
+        node = tree.extend(node, hashes.part(page - 1, page), ids(page)).node
+        tree.check([node])
+        assert tree.work.nodes - before <= 2
+    assert tree.match(hashes).node is node
+    assert len(list(nodes(tree))) == 2
+    assert tree.pages_to(node).tolist() == list(range(1, 201))
+    tree.unlock(node)
+    assert tree.evict(150).tolist() == list(range(51, 201))
+    tree.check([])
+
+
+@pytest.mark.parametrize(
+    "shared", ["a lease", "a request", "a later one", "a child", "another kind", "not the caller's"]
+)
+def test_a_node_grows_only_while_it_is_the_callers_alone(shared: str) -> None:
+    tree = RadixTree(NUM_PAGES)
+    tree.lock(tree.root, use=Use())
+    node = tree.extend(tree.root, chain_of("ab"), ids(1, 2)).node
+    holders, use = [], Use()
+    match shared:
+        case "a lease":
+            tree.lock(node)
+            holders.append(node)
+        case "a request":
+            tree.lock(node, use=Use())
+            holders.append(node)
+        case "a later one":
+            tree.lock(node, use=Use())
+            tree.unlock(node)
+        case "a child":
+            tree.insert(chain_of("abx").part(2, 3), ids(9), below=node)
+        case "another kind":
+            use = Use(output=True)
+        case "not the caller's":
+            tree.unlock(node)
+            node = tree.root
+            tree.lock(node, use=Use())
+    size = node.pages.size
+    rest = chain_of("abc").part(2, 3) if node.parent else chain_of("z")
+    below = tree.extend(node, rest, ids(3), use=use).node
+    assert (below.parent, node.pages.size) == (node, size)
+    tree.check([below, *holders])
+
+
+def test_a_refused_extension_changes_nothing() -> None:
+    tree = RadixTree(NUM_PAGES)
+    tree.lock(tree.root, use=Use())
+    node = tree.extend(tree.root, chain_of("ab"), ids(1, 2)).node
+    for pages, match in ((ids(2), "not in the tree"), (ids(3, 4), "one a hash")):
+        with pytest.raises(BoundsError, match=match):
+            tree.extend(node, chain_of("abc").part(2, 3), pages)
+        tree.check([node])
+    assert node.pages.tolist() == [1, 2]
+
+
+def test_both_parts_of_a_split_keep_what_is_known_of_their_use() -> None:
+    tree = RadixTree(NUM_PAGES)
+    tree.lock(tree.root, use=Use(priority=3))
+    lower = tree.extend(tree.root, chain_of("abcd"), ids(1, 2, 3, 4), use=Use(priority=3)).node
+    told = lower.created, lower.last_used, lower.uses, lower.priority, lower.output, lower.locks
+    upper = tree.boundary(tree.match(chain_of("ab")))
+    for node in (upper, lower):
+        assert told == (node.created, node.last_used, node.uses, node.priority, node.output, node.locks)
+
+
+def test_output_is_a_node_of_its_own_until_a_prompt_begins_with_it() -> None:
+    tree = RadixTree(NUM_PAGES)
+    tree.lock(tree.root, use=Use())
+    prompt = tree.extend(tree.root, chain_of("ab"), ids(1, 2)).node
+    answer = tree.extend(prompt, chain_of("abcd").part(2, 4), ids(3, 4), use=Use(output=True)).node
+    assert answer.parent is prompt
+    assert (prompt.output, answer.output) == (False, True)
+    tree.unlock(answer)
+    tree.lock(answer)  # a lease
+    assert answer.output
+    tree.unlock(answer)
+    first = tree.boundary(tree.match(chain_of("abcx")))
+    tree.lock(first, use=Use())
+    assert (first.output, answer.output) == (False, True)
+    tree.check([first])
+
+
+def test_an_answer_that_was_a_prompt_before_stays_one() -> None:
+    tree = inserted("abcd")
+    prompt = tree.boundary(tree.match(chain_of("ab")))
+    tree.lock(prompt, use=Use())
+    node = tree.extend(prompt, chain_of("abcd").part(2, 4), ids(8, 9), use=Use(output=True)).node
+    assert tree.pages_to(node).tolist() == [1, 2, 3, 4]
+    assert not node.output
 
 
 def test_the_least_recently_used_ends_go_first_and_only_as_much_as_needed() -> None:
@@ -219,7 +329,7 @@ def test_the_work_does_not_grow_with_the_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["locks", "lost lock", "pages", "evictable", "leaf", "stamp", "held", "key", "parent"]
+    "broken", ["locks", "lost lock", "pages", "evictable", "leaf", "stamp", "held", "key", "parent", "output"]
 )
 def test_check_sees_what_is_wrong(broken: str) -> None:
     tree = inserted("ab", "abcd", "x")
@@ -245,6 +355,8 @@ def test_check_sees_what_is_wrong(broken: str) -> None:
             tree._hash[below.pages[0]] = 0
         case "parent":
             below.parent = tree.root
+        case "output":
+            above.output = True
     with pytest.raises(IntegrityError):
         tree.check([above])
 
