@@ -1,7 +1,11 @@
 """Row formats: bytes by value."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import pdkv
 from pdkv.errors import ConfigError
 from pdkv.geometry.row_format import INDEX_FP8, MAIN_ROWS, RowPart, main_row_format
 
@@ -39,3 +43,64 @@ def test_unknown_names_are_refused() -> None:
         main_row_format("fp4")
     with pytest.raises(ConfigError, match=r"'scale'.*latent, rope"):
         MAIN_ROWS["bf16"].part_slice("scale")
+
+
+# --- formats are data -------------------------------------------------------------------------------------------------
+
+PDKV = Path(pdkv.__file__).parent
+
+
+def branches(source: str) -> list[str]:
+    """Comparisons, match cases, look-ups and string tests that ask for a row format by its name.
+
+    "fp8" and "bf16" are names of element types as well: where the code says that it looks at a dtype, it may.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        asked: list[ast.expr] = []
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                asked = [left, *others]
+            case ast.MatchValue(value=value):
+                asked = [value]
+            case ast.Subscript(slice=key):
+                asked = [key]
+            case ast.Dict(keys=keys):
+                asked = [key for key in keys if key is not None]
+            case ast.Call(func=ast.Attribute(attr="startswith" | "endswith" | "get"), args=arguments):
+                asked = arguments
+        names = {c.value for expression in asked for c in ast.walk(expression) if isinstance(c, ast.Constant)}
+        if names & set(MAIN_ROWS):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_no_branch_on_a_formats_name() -> None:
+    """Outside row_format.py a row is what its parts say."""
+    found = {
+        (str(path.relative_to(PDKV)), words)
+        for path in PDKV.rglob("*.py")
+        if path.name != "row_format.py" and "v1" not in path.parts
+        for words in branches(path.read_text("utf-8"))
+    }
+    of_dtypes = {
+        ("geometry/weights.py", "dtype == 'fp8'"),
+        ("adapters/reference/quantize.py", "{'e4m3': torch.uint8, 'bf16': torch.bfloat16}"),
+        ("adapters/reference/quantize.py", "dtypes == {'latent': 'e4m3', 'scale': 'f32', 'rope': 'bf16'}"),
+    }
+    assert found - of_dtypes == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if row.name == 'fp8_ds_mla': pass",
+        "scaled = fmt.main_row.name in ('fp8', 'bf16')",
+        "match name:\n    case 'nvfp4': pass",
+        "size = {'fp8_ds_mla': 656, 'fp8': 576}[name]",
+        "codec = CODECS['bf16']",
+        "raw = name.startswith('fp8')",
+    ],
+)
+def test_control_such_branches_are_found(code: str) -> None:
+    assert branches(code)
