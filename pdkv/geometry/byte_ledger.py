@@ -66,14 +66,17 @@ def page_group_bytes(fmt: PageFormat) -> GroupBytes:
     return GroupBytes(fmt.main_bytes, fmt.index_bytes)
 
 
-def slot_page_bytes(shape: ModelShape, *, main_row: str = "fp8_ds_mla", dcp: int = 1) -> GroupBytes:
+def slot_page_bytes(
+    shape: ModelShape, *, main_row: str = "fp8_ds_mla", dcp: int = 1, rollback_tokens: int = 0
+) -> GroupBytes:
     """Bytes of a page of local slots; under decode context parallelism it serves `dcp` pages of context.
 
     Index-K and draft main rows are replicated over the dcp ranks, so a rank keeps them for all the context that its
-    slots serve. Exact for a pooled index, where `token_bytes` rounds up. Raises `ConfigError`.
+    slots serve. Exact for a pooled index, where `token_bytes` rounds up and leaves out the keys of open windows, which
+    `rollback_tokens` adds to. Raises `ConfigError`.
     """
     require_positive(dcp=dcp)
-    fmt = page_format(shape, main_row=main_row)
+    fmt = page_format(shape, main_row=main_row, rollback_tokens=rollback_tokens)
     draft = sum(s.length for s in fmt.group_segments(Group.MAIN) if s.layer >= shape.num_layers)
     return GroupBytes(fmt.main_bytes + draft * (dcp - 1), fmt.index_bytes * dcp)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pdkv.errors import ConfigError
-from pdkv.geometry.byte_ledger import request_pages, slot_page_bytes, token_bytes, usable_pages
+from pdkv.geometry.byte_ledger import GroupBytes, request_pages, slot_page_bytes, token_bytes, usable_pages
 from pdkv.geometry.model_config import ModelShape
 from pdkv.geometry.page_layout import INDEX_PAGE_ROWS
 from pdkv.geometry.row_format import MAIN_ROWS
@@ -64,12 +64,14 @@ class PoolFacts:
     """Of a page of the running node, where that is known; else it is inferred."""
     dcp: int = 1
     """Of the plan."""
+    rollback_tokens: int = 0
+    """Of the plan; a pooled index keeps the keys of so many drafts."""
 
 
 def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding:
     """By what factor a pool falls short, and which single or double change of the page accounts for exactly that."""
     _require_counts(facts)
-    planned = slot_page_bytes(shape, main_row=main_row, dcp=facts.dcp).total
+    planned = _page(shape, main_row, facts).total
     expected = usable_pages(facts.memory_bytes, planned)
     if not expected:
         raise ConfigError("memory_bytes", facts.memory_bytes, f"room for a page and the sink, {2 * planned} B")
@@ -93,7 +95,7 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
         numbers["held_bytes"] = held = (facts.usable_pages + 1) * planned
         why = f"{short}; a page has the planned size, so the pool got {held:,} B, not {facts.memory_bytes:,} B"
         return _wrong(POOL, numbers, why, "give the pool its memory: weights and workspaces were taken from it first")
-    causes = [words for words, size in _page_causes(shape, main_row, facts.dcp) if low <= size <= high]
+    causes = [words for words, size in _page_causes(shape, main_row, facts) if low <= size <= high]
     if not causes:
         why = f"{short}; no change of layers, rows, drafts or DCP gives a page of {low:,} to {high:,} B"
         return _wrong(POOL, numbers, why, "compare the node's segments with the plan's, one by one")
@@ -102,11 +104,15 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
     return _wrong(POOL, numbers, why, "give the engine the planned row format and the model's own list of full layers")
 
 
-def _page_causes(shape: ModelShape, main_row: str, dcp: int) -> Iterator[tuple[str, int]]:
+def _page(shape: ModelShape, main_row: str, facts: PoolFacts) -> GroupBytes:
+    return slot_page_bytes(shape, main_row=main_row, dcp=facts.dcp, rollback_tokens=facts.rollback_tokens)
+
+
+def _page_causes(shape: ModelShape, main_row: str, facts: PoolFacts) -> Iterator[tuple[str, int]]:
     """What else a page may hold, with its bytes: one change, or two or three of them joined by "and"."""
     full = len(shape.full_layers)
-    index_page = slot_page_bytes(shape, main_row=main_row, dcp=dcp).index // (full + shape.draft_layers)
-    for words, size in _other_pages(shape, main_row, dcp):
+    index_page = _page(shape, main_row, facts).index // (full + shape.draft_layers)
+    for words, size in _other_pages(shape, main_row, facts):
         if words:
             yield " and ".join(words), size
         for count in range(1, shape.num_layers + 1):
@@ -114,13 +120,13 @@ def _page_causes(shape: ModelShape, main_row: str, dcp: int) -> Iterator[tuple[s
                 more = f"{count} layers with index-K instead of {full}"
                 more += " (all layers treated as full)" if count == shape.num_layers else ""
                 yield " and ".join((*words, more)), size + (count - full) * index_page
-    for other in (1, 2, 4, 8):
-        if other != dcp:
-            size = slot_page_bytes(shape, main_row=main_row, dcp=other).total
-            yield f"index-K of dcp {other} instead of {dcp}", size
+    for dcp in (1, 2, 4, 8):
+        if dcp != facts.dcp:
+            size = _page(shape, main_row, replace(facts, dcp=dcp)).total
+            yield f"index-K of dcp {dcp} instead of {facts.dcp}", size
 
 
-def _other_pages(shape: ModelShape, main_row: str, dcp: int) -> Iterator[tuple[tuple[str, ...], int]]:
+def _other_pages(shape: ModelShape, main_row: str, facts: PoolFacts) -> Iterator[tuple[tuple[str, ...], int]]:
     """Pages with other main rows or another count of MTP layers, the planned one among them (with no words)."""
     drafts = {0: (), 1: ("an MTP layer more",), -1: ("an MTP layer less",)}
     for row in MAIN_ROWS.values():
@@ -128,7 +134,7 @@ def _other_pages(shape: ModelShape, main_row: str, dcp: int) -> Iterator[tuple[t
         for more, words in drafts.items():
             if shape.draft_layers + more >= 0:
                 other = replace(shape, draft_layers=shape.draft_layers + more)
-                yield (*rows, *words), slot_page_bytes(other, main_row=row.name, dcp=dcp).total
+                yield (*rows, *words), _page(other, row.name, facts).total
 
 
 # --- 2: long requests are refused while short ones pass ---------------------------------------------------------------

@@ -102,6 +102,8 @@ class GpuMemory:
     """Tokens that a page table can hold."""
     table_groups: int = 1
     """Page tables a request."""
+    rollback_tokens: int = 0
+    """Drafts that a step can take back: a pooled index keeps their keys."""
 
     @property
     def static_bytes(self) -> int:
@@ -173,9 +175,11 @@ def stage_shape(shape: ModelShape, stage: range) -> ModelShape:
     )
 
 
-def given_pool(shape: ModelShape, main_row: str, dcp: int, available_bytes: int) -> RankPool:
+def given_pool(
+    shape: ModelShape, main_row: str, dcp: int, available_bytes: int, *, rollback_tokens: int = 0
+) -> RankPool:
     """Pool of a rank with `available_bytes` for pages and the write sink, all layers on it."""
-    page = slot_page_bytes(shape, main_row=main_row, dcp=dcp)
+    page = slot_page_bytes(shape, main_row=main_row, dcp=dcp, rollback_tokens=rollback_tokens)
     tokens = INDEX_PAGE_ROWS * shape.index_kpool * dcp
     return RankPool(page, tokens, available_bytes, usable_pages(available_bytes, page.total), None)
 
@@ -204,7 +208,13 @@ def _stage_pool(shape: ModelShape, main_row: str, layout: Layout, memory: GpuMem
         ),
         reserve_bytes=memory.reserve_bytes,
     )
-    pool = given_pool(stage_shape(shape, layers), main_row, layout.dcp, max(budget.left_bytes, 0))
+    pool = given_pool(
+        stage_shape(shape, layers),
+        main_row,
+        layout.dcp,
+        max(budget.left_bytes, 0),
+        rollback_tokens=memory.rollback_tokens,
+    )
     return replace(pool, budget=budget)
 
 

@@ -7,6 +7,7 @@ variant that a layout or model can't have is left out, not guessed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pdkv.errors import ConfigError
@@ -27,6 +28,8 @@ class Setup:
     main_row: str = "fp8_ds_mla"
     layout: Layout = field(default_factory=Layout)
     memory: GpuMemory | int | None = None
+    rollback_tokens: int = 0
+    """Of a pool whose memory is given; a GPU's has its own."""
 
     @property
     def slot_bytes(self) -> GroupBytes:
@@ -38,7 +41,9 @@ class Setup:
         if self.memory is None:
             return None
         if isinstance(self.memory, int):
-            return given_pool(self.shape, self.main_row, self.layout.dcp, self.memory)
+            return given_pool(
+                self.shape, self.main_row, self.layout.dcp, self.memory, rollback_tokens=self.rollback_tokens
+            )
         return rank_pool(self.shape, self.main_row, self.layout, self.memory)
 
 
@@ -58,8 +63,13 @@ class Variant:
 
 
 def variants(setup: Setup) -> tuple[Variant, ...]:
-    """The plan itself, and then what each change of model, format or layout would do to it."""
-    return tuple(_measured(name, made, setup) for name, made in _changes(setup))
+    """The plan itself, and then what each change of model, format or layout would do to it. Raises `ConfigError` if
+    the plan itself can't be."""
+    made = [_measured("as planned", setup, setup)]
+    for name, changed in _changes(setup):
+        with suppress(ConfigError):
+            made.append(_measured(name, changed, setup))
+    return tuple(made)
 
 
 def fit_of(setup: Setup, request_tokens: int) -> PoolFit | None:
@@ -81,7 +91,11 @@ def what_fits(setup: Setup, request_tokens: int) -> tuple[str, ...]:
     """
     if _fits(setup, request_tokens):
         return ()
-    return tuple(name for name, made in _remedies(setup) if _fits(made, request_tokens))
+    helping = []
+    for name, made in _remedies(setup):
+        with suppress(ConfigError):
+            helping += [name] if _fits(made, request_tokens) else []
+    return tuple(helping)
 
 
 def _fits(setup: Setup, request_tokens: int) -> bool:
@@ -101,7 +115,6 @@ def _measured(name: str, setup: Setup, base: Setup) -> Variant:
 
 def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
     shape = setup.shape
-    yield "as planned", setup
     for step, words in ((2, "half of the"), (1, "all")):
         types = tuple(FULL if i % step == 0 else SHARED for i in range(shape.num_layers))
         if types.count(FULL) > len(shape.full_layers):
@@ -123,11 +136,9 @@ def _dcps(setup: Setup) -> Iterator[tuple[str, Setup]]:
     for dcp in DCPS:
         if dcp == setup.layout.dcp:
             continue
-        try:
+        with suppress(ConfigError):
             layout = replace(setup.layout, dcp=dcp) if isinstance(setup.memory, GpuMemory) else dcp_only(dcp)
-        except ConfigError:
-            continue
-        yield f"dcp {dcp}", replace(setup, layout=layout)
+            yield f"dcp {dcp}", replace(setup, layout=layout)
 
 
 def dcp_only(dcp: int) -> Layout:

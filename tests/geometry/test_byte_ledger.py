@@ -177,6 +177,9 @@ def test_a_page_of_local_slots_is_64_times_a_slot(dcp: int) -> None:
     pooled = model_shape({**GLM, "index_kpool": 16})
     page, fmt = ledger.slot_page_bytes(pooled, dcp=dcp), page_format(pooled)
     assert (page.main, page.index) == (1024 * 51168, fmt.index_bytes * dcp)
+    drafts = ledger.slot_page_bytes(pooled, dcp=dcp, rollback_tokens=5)
+    assert drafts.index - page.index == 5 * 256 * 21 * dcp  # keys wait in bf16
+    assert ledger.slot_page_bytes(SHAPE, rollback_tokens=5) == ledger.slot_page_bytes(SHAPE)
     assert ledger.index_page_bytes(pooled) == ledger.index_page_bytes(SHAPE) == 21 * 8448
     assert ledger.index_page_bytes(MTP) == 22 * 8448
 

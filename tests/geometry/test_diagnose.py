@@ -87,6 +87,14 @@ def test_a_plan_with_dcp_is_measured_by_its_own_pages() -> None:
     assert diagnose_refused(SHAPE, ROW, replace(long, dcp=1)).wrong
 
 
+def test_a_pooled_index_is_measured_with_the_keys_of_its_drafts() -> None:
+    pooled = replace(SHAPE, index_kpool=2)
+    page = slot_page_bytes(pooled, rollback_tokens=5).total
+    facts = PoolFacts(GB56, usable_pages(GB56, page), page)
+    assert diagnose_pool(pooled, ROW, facts).wrong
+    assert not diagnose_pool(pooled, ROW, replace(facts, rollback_tokens=5)).wrong
+
+
 def test_less_memory_than_planned_is_told_from_larger_pages() -> None:
     facts = PoolFacts(GB56, 12_000, page_bytes=3_452_160)
     made = diagnose_pool(SHAPE, ROW, facts)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from pdkv.errors import ConfigError
 from pdkv.geometry.byte_ledger import slot_page_bytes, usable_pages
-from pdkv.geometry.fleet import GpuMemory, Layout, find_gpu
+from pdkv.geometry.fleet import Gpu, GpuMemory, Layout, find_gpu
 from pdkv.geometry.model_config import load_config, model_shape, weight_shape
 from pdkv.geometry.what_if import Setup, Variant, fit_of, variants, what_fits
 
@@ -64,6 +65,19 @@ def test_on_gpus_a_draft_layers_weights_count_too() -> None:
     # a layout of 2 has no room for dcp 4
     two = Setup(SHAPE, layout=Layout(gpus=8, tp=2, dp=4, ep=8), memory=memory)
     assert [n for n in named(two) if n.startswith("dcp")] == ["dcp 2"]
+
+
+def test_a_variant_that_can_not_be_is_left_out() -> None:
+    # so many drafts leave no room in the pages of a pooled index
+    many = named(Setup(SHAPE, memory=56 * 10**9, rollback_tokens=127))
+    assert [n for n in many if n.startswith("kpool")] == ["kpool 4", "kpool 16"]
+    # 40 stages can't start at 21 full layers
+    stages = Layout(gpus=160, tp=8, ep=8, pp=20)
+    memory = GpuMemory(Gpu("small", 10**9, 1), weight_shape(GLM))
+    alone = Setup(model_shape(load_config("deepseek-v3.2")), layout=stages, memory=memory)
+    assert "gpus 320 with pp 40" not in what_fits(alone, M1)
+    with pytest.raises(ConfigError, match="pp"):
+        variants(replace(alone, layout=Layout(gpus=800, tp=8, ep=8, pp=100)))
 
 
 def test_what_makes_it_fit() -> None:

@@ -40,8 +40,8 @@ Exit code 3: a context doesn't fit, or a complaint has a cause.
 
 **Keys of --given** (a node fills in what it knows; what is given wins)
 
-pool: memory_bytes, usable_pages, page_bytes, dcp. refused: request_tokens, total_pages, free_pages, cached_pages,
-locked_pages, quarantined_pages, dcp. ttft: prompt_tokens, hit_tokens, cold_ttft_s, ttft_s, prefill_s,
+pool: memory_bytes, usable_pages, page_bytes, dcp, rollback_tokens. refused: request_tokens, total_pages, free_pages,
+cached_pages, locked_pages, quarantined_pages, dcp. ttft: prompt_tokens, hit_tokens, cold_ttft_s, ttft_s, prefill_s,
 exposed_transfer_s, shipped_pages. step: context_tokens, step_s, short_context_tokens, short_step_s,
 memory_bytes_per_s, requests.
 """

@@ -88,7 +88,8 @@ def _planned(name: str, plan: Plan) -> Numbers:
     """What the plan itself says of a complaint."""
     options = plan.options
     if name == "pool" and plan.pool is not None and plan.pool.usable_pages:
-        return {"memory_bytes": plan.pool.available_bytes, "dcp": options.dcp}
+        page = {"dcp": options.dcp, "rollback_tokens": options.draft_tokens}
+        return {"memory_bytes": plan.pool.available_bytes, **page}
     if name == "refused":
         needed = plan.longest.tokens + options.output_tokens + options.draft_tokens
         return {"request_tokens": needed, "dcp": options.dcp}

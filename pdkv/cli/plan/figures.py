@@ -96,13 +96,13 @@ def make_plan(options: PlanOptions) -> Plan:
     """Raises `ConfigError` naming the option, or the field of the model's config."""
     config = load_config(options.model)
     shape = model_shape(config, draft_layers=options.draft_layers)
-    fmt = page_format(shape, main_row=options.main_row)
+    ledger.require_not_negative(output_tokens=options.output_tokens, draft_tokens=options.draft_tokens)
+    fmt = page_format(shape, main_row=options.main_row, rollback_tokens=options.draft_tokens)
     positions = max_positions(config)
     tokens = _contexts(options, positions)
     memory = _memory(options, config, max(tokens))
-    setup = Setup(shape, options.main_row, _layout(options), memory)
+    setup = Setup(shape, options.main_row, _layout(options), memory, options.draft_tokens)
     ledger.require_positive(requests=options.requests)
-    ledger.require_not_negative(output_tokens=options.output_tokens, draft_tokens=options.draft_tokens)
     page = ledger.page_group_bytes(fmt)
     short, hit = options.short_requests, options.hit
     return Plan(
@@ -170,6 +170,7 @@ def _memory(o: PlanOptions, config: dict[str, object], longest: int) -> GpuMemor
         requests=o.requests,
         longest_tokens=longest + o.output_tokens + o.draft_tokens,
         table_groups=o.groups,
+        rollback_tokens=o.draft_tokens,
     )
 
 

@@ -34,7 +34,7 @@ def test_what_the_plan_knows_need_not_be_given() -> None:
     assert not on_gpus.wrong
     assert answered(diagnose="pool", gpu="h200", gpus=8, given=["usable_pages=11700"]).wrong
     # the pages of a stage of 40 layers, and of slots that serve two tokens
-    staged = {"gpu": "h200", "gpus": 16, "pp": 2, "dcp": 2, "diagnose": "pool"}
+    staged: dict[str, Any] = {"gpu": "h200", "gpus": 16, "pp": 2, "dcp": 2, "diagnose": "pool"}
     pool = make_plan(PlanOptions(model="glm-5.3", **staged)).pool
     assert pool is not None
     given = [f"usable_pages={pool.usable_pages}"]
