@@ -21,7 +21,7 @@ from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.flow import Worker
 from pdkv.node.messages import Envelope, NodeIntro, NodeStatus
-from pdkv.node.ports import Engine, Transfer
+from pdkv.node.ports import Drafter, Engine, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class NodeParts:
     steps: Worker
     """The engine's own thread."""
     digests: Worker
+    drafter: Drafter | None = None
+    """Proposes tokens on a decode node and, with a draft layer, writes its rows on both; none: no speculation."""
 
     def intro(self) -> NodeIntro:
         return NodeIntro(

@@ -8,13 +8,9 @@ or with a named error, and gives back all it held.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from pdkv.errors import (
     BoundsError,
@@ -32,8 +28,10 @@ from pdkv.errors import (
 )
 from pdkv.ids import RequestId
 from pdkv.kvcache.manager import Reservation
+from pdkv.node.admission import require_admissible, require_end
+from pdkv.node.answer import Answer
 from pdkv.node.base import NodeParts, PeerBook, PeerState
-from pdkv.node.faults import fault_named
+from pdkv.node.faults import fault_named, handoff_fault_named
 from pdkv.node.flow import Idle, deadline, streamed, together
 from pdkv.node.intake import Intake, IntakeCount
 from pdkv.node.messages import (
@@ -51,8 +49,8 @@ from pdkv.node.messages import (
     Token,
 )
 from pdkv.node.ports import PrefillDirectory, PrefillPeer
-from pdkv.node.prompt import Prompt, account_of, plan_prompt, require_equal_accounts
-from pdkv.node.sampling import logits_digest, sample
+from pdkv.node.prompt import Prompt, plan_prompt
+from pdkv.node.speculation import Decoder
 
 Emit = Callable[[GenerateEvent], None]
 RENEWALS_PER_TTL = 6
@@ -185,24 +183,22 @@ class DecodeNode:
     async def _decode(
         self, request: GenerateRequest, prompt: Prompt, reservation: Reservation, admitted: _Admitted, emit: Emit
     ) -> None:
-        """Token by token from the first, which prefill drew. One engine step a token, in the engine's thread."""
+        """Token by token from the first, which prefill drew. All of a step runs in the engine's thread."""
         parts, sampling, done = self.parts, request.sampling, admitted.done
-        token, position = done.first_token, len(prompt.tokens)
-        emit(Token(0, token, done.first_logprob, done.logits_digest))
+        first = Token(0, done.first_token, done.first_logprob, done.logits_digest)
+        emit(first)
         parts.manager.take_private(reservation, reservation.sequence[prompt.pages :])
         # The tail page gets this node's own tokens from here on: nobody may take it for what was sealed.
         parts.manager.reopen_private(reservation, reservation.sequence[prompt.recorded_pages : prompt.pages])
-        made = 1
-        while made < sampling.max_tokens and token not in sampling.stop_tokens:
-            step = np.array([token], np.uint32)
-            logits = await parts.steps.run(parts.engine.forward, step, position, reservation.sequence)
-            position += 1
-            drawn = sample(logits, sampling, position)
-            token = drawn.token
-            emit(Token(made, token, drawn.logprob, logits_digest(logits) if request.want_logits else 0))
-            made += 1
-        reason = "stop" if token in sampling.stop_tokens else "length"
-        emit(GenerateDone(reason, made, admitted.shipment, done.chunk_starts))
+        answer = Answer(
+            first, len(prompt.tokens), sampling, pages=reservation.sequence, want_logits=request.want_logits
+        )
+        decoder = Decoder(parts.engine, parts.drafter, parts.pool, parts.contract.draft_tokens, done.draft)
+        while not answer.over:
+            for token in await parts.steps.run(decoder.step, answer):
+                emit(token)
+        speculation = decoder.report(answer.made)
+        emit(GenerateDone(answer.reason, answer.made, admitted.shipment, done.chunk_starts, speculation))
 
     def _next_address(self) -> str:
         addresses = self.settings.prefill_addresses
@@ -289,7 +285,7 @@ class _Pull:
                 done, heard_s = await self._follow(intake, until_s - _now())
                 await intake.finish()
                 renewing.cancel()
-            require_equal_accounts(account_of(self._prompt, self._parts.contract), done.account)
+            require_admissible(done, self._prompt, self._parts.contract, proved=self._parts.verifier.checks_digests)
         finally:
             if self._lease is not None:
                 self._node.say_farewell(self._release(self._lease))
@@ -324,14 +320,21 @@ class _Pull:
                     case PagesSealed() if self._lease is not None and done is None:
                         intake.announce(event)
                     case PrefillDone() if self._lease is not None and done is None:
-                        _require_end(event, len(self._prompt.tokens), self._parts.contract.vocab_size)
-                        done, heard_s = event, _now()
-                        intake.announce_tail(event.tail)
+                        done, heard_s = self._taken(event), _now()
+                        intake.announce_tail(done.tail)
                     case _:
                         raise ProtocolError(f"{type(event).__name__} out of order", event=type(event).__name__)
         if done is None:
             raise PeerLost("prefill's stream ended without PrefillDone", peer=self._link.intro.name)
         return done, heard_s
+
+    def _taken(self, done: PrefillDone) -> PrefillDone:
+        """Prefill's last words, checked; with the fault that the request asks for, if it is one of the hand-off."""
+        drafter = self._parts.drafter
+        require_end(done, self._prompt, self._parts.contract, drafter.hidden_width if drafter else 0)
+        if done.draft is None:
+            return done
+        return replace(done, draft=handoff_fault_named(self._request.fault)(done.draft))
 
     async def _renew(self) -> None:
         """From its own task, so that a long engine step doesn't starve it; counts from the last acknowledged one."""
@@ -386,17 +389,6 @@ def _require_ttl(ttl_s: float) -> None:
     """A lease has to end, and must be renewed at times that a clock can show."""
     if not 0 < ttl_s <= MAX_LEASE_S:  # written so that NaN fails too
         raise ProtocolError(f"a lease of {ttl_s} s; allowed: above 0, at most {MAX_LEASE_S:g}", ttl_s=ttl_s)
-
-
-def _require_end(done: PrefillDone, prompt_tokens: int, vocab_size: int) -> None:
-    """What the account doesn't cover of prefill's last words; raises `ProtocolError`."""
-    starts = done.chunk_starts
-    if not 0 <= done.first_token < vocab_size:
-        raise ProtocolError(f"first token {done.first_token}, the vocabulary has {vocab_size}", token=done.first_token)
-    if math.isnan(done.first_logprob) or not 0 <= done.prefill_s < math.inf:
-        raise ProtocolError(f"logprob {done.first_logprob} of the first token, after {done.prefill_s} s of prefill")
-    if any(b <= a for a, b in pairwise((-1, *starts, prompt_tokens))):
-        raise ProtocolError(f"chunk starts {starts[:16]} don't rise within the {prompt_tokens} tokens of the prompt")
 
 
 def _now() -> float:

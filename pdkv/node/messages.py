@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from pdkv.contract import Contract
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import Int32Array, LeaseId, PageHashes, PeerName, RequestId, UInt32Array, UInt64Array
+
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,28 @@ class Account:
     last_page_hash: bytes
     tail_hash: bytes
     indexer_types: tuple[str, ...]
+    draft_digest: int = 0
+    """xxh3_64 of the draft hand-off, 0 without one: a part of it that got lost changes no token, so it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHandoff:
+    """Where drafting goes on: the draft head's state after the row of the last token whose successor is known.
+
+    Damage to it leaves every token as it is and only lowers acceptance; so it travels under a digest.
+    """
+
+    hidden: Float32Array
+    """float32 [width]: the draft head's own last hidden state, which its next row is made of."""
+    tokens: UInt32Array
+    """uint32 [draft_topk]: candidates for the token after the first one that decode says, best first."""
+    probabilities: Float32Array
+    """float32 [draft_topk], of those."""
+    index_seed: Int32Array
+    """int32 [index_topk + kpool - 1], positions that the head's indexer selected, -1 where there were fewer; [0] unless
+    draft iterations share the index."""
+    logits_digest: int = 0
+    """xxh3_64 of the float32 draft logits that `tokens` came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +138,8 @@ class PrefillDone:
     chunk_starts: tuple[int, ...]
     """First token of each chunk that was computed (not found in the cache), for a replay with equal shapes."""
     prefill_s: float
+    draft: DraftHandoff | None = None
+    """Of a model with a draft layer; its digest is in the account."""
 
 
 PrefillEvent = Accepted | PagesSealed | PrefillDone
@@ -147,6 +176,9 @@ class Token:
     token: int
     logprob: float
     logits_digest: int = 0
+    draft_digests: tuple[int, ...] = ()
+    """On the first token of a speculative step, if logits were asked for: xxh3_64 of the draft logits of each token
+    that was drafted in it; empty where the drafter has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +207,38 @@ class Shipment:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """What became of the drafts of one request."""
+
+    steps: int = 0
+    """Verifications of at least one draft."""
+    drafted: int = 0
+    accepted: int = 0
+    rolled_back_tokens: int = 0
+    """Tokens whose rows had been written to both caches and were taken back."""
+    canary: str = ""
+    """What is suspicious about the acceptance, empty if nothing is."""
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens a step: those accepted, and the one that every verification gives. 0 without a step."""
+        return 1 + self.accepted / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of the drafted tokens; 0 without one."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateDone:
     finish_reason: str
     """"length" or "stop"."""
     output_tokens: int
     shipment: Shipment
     chunk_starts: tuple[int, ...] = ()
+    speculation: Speculation | None = None
+    """None where the decode node does not speculate."""
 
 
 GenerateEvent = Token | GenerateDone

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,10 +16,30 @@ import numpy.typing as npt
 
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import LocalPages, PeerName, UInt32Array
-from pdkv.node.messages import GenerateEvent, GenerateRequest, LeaseCall, NodeIntro, PrefillEvent, PrefillRequest
+from pdkv.node.messages import (
+    DraftHandoff,
+    Float32Array,
+    GenerateEvent,
+    GenerateRequest,
+    LeaseCall,
+    NodeIntro,
+    PrefillEvent,
+    PrefillRequest,
+    Sampling,
+)
 from pdkv.transfer.engine import Probe, ReadOrder, ReadOutcome
 
 Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """One step of an engine, as a draft head needs it."""
+
+    logits: Logits
+    """float32 [positions, vocab], or [1, vocab] where only the last position's were asked for."""
+    hidden: Float32Array
+    """float32 [positions, width]: what the logits were made of; width 0 from an engine that shows none."""
 
 
 class Engine(Protocol):
@@ -30,6 +51,58 @@ class Engine(Protocol):
         The rows of [0, start) are in `pages` already (page i of the sequence is `pages[i]`); new rows of both caches
         are written there. Raises `BoundsError` if `pages` is too short.
         """
+        ...
+
+    def chunk(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        """As `forward`, with the hidden states of all positions."""
+        ...
+
+    def verify(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        """As `forward`, with logits and hidden states of all positions; row i of both is, bit for bit, what `forward`
+        of token i alone gives after those before it. So a draft is judged by what plain decoding would have said.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """Where a sequence stands: `token` at `place` is its last, whose rows are yet to be computed."""
+
+    token: int
+    place: int
+    count: int
+    """Tokens wanted, at least 1."""
+    sampling: Sampling
+    state: DraftHandoff | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    tokens: UInt32Array
+    """uint32 [count], for the places after `DraftAsk.place`."""
+    logits_digests: tuple[int, ...] = ()
+    """xxh3_64 of the float32 logits that each came from; empty where there are none."""
+
+
+class Drafter(Protocol):
+    """Proposes tokens; called from the engine's thread. It may write rows of a sequence at `place` and after, in its
+    draft layer or in all: they count for nothing, the verification and the roll-back after it overwrite them.
+    """
+
+    @property
+    def hidden_width(self) -> int:
+        """Of `DraftHandoff.hidden`; 0 for a drafter without state."""
+        ...
+
+    def extend(self, hidden: Float32Array, after: UInt32Array, start: int, pages: LocalPages) -> DraftHandoff | None:
+        """Write the draft rows of positions [start, start + n) and return the state after the last one.
+
+        `hidden` [n, width] are the model's hidden states there, `after` [n] the tokens that *follow* each position.
+        """
+        ...
+
+    def propose(self, ask: DraftAsk, pages: LocalPages) -> Drafts:
+        """`ask.count` drafts for the places after `ask.place`."""
         ...
 
 

@@ -23,6 +23,7 @@ from pdkv.node.base import NodeParts, PeerBook
 from pdkv.node.flow import Idle, deadline, streamed, together
 from pdkv.node.messages import (
     Accepted,
+    DraftHandoff,
     LeaseCall,
     NodeIntro,
     NodeStatus,
@@ -33,7 +34,8 @@ from pdkv.node.messages import (
 )
 from pdkv.node.ports import Logits
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
-from pdkv.node.sampling import logits_digest, require_finite, sample
+from pdkv.node.sampling import SampledToken, logits_digest, require_finite, sample
+from pdkv.node.speculation import drafted_chunk
 
 Emit = Callable[[PrefillEvent], None]
 
@@ -184,6 +186,8 @@ class _PrefillRun:
         """Pages of the prompt that are committed so far."""
         self._standing = reservation.hit
         """The pages in the tree for them: what is announced."""
+        self._draft: DraftHandoff | None = None
+        """After the last chunk so far, where the model has a draft layer."""
 
     async def run(self, emit: Emit) -> PrefillDone:
         began = _now()
@@ -191,15 +195,16 @@ class _PrefillRun:
             emit(self._announced(self._request.first_page_wanted, self._sealed))
         logits, starts = await self._compute(emit)
         tail = await self._seal_tail()
-        first = sample(logits, self._request.sampling, len(self._prompt.tokens))
+        first = self._first(logits)
         return PrefillDone(
             first_token=first.token,
             first_logprob=first.logprob,
             logits_digest=logits_digest(logits) if self._request.want_logits else 0,
             tail=tail,
-            account=account_of(self._prompt, self._parts.contract),
+            account=account_of(self._prompt, self._parts.contract, self._draft),
             chunk_starts=starts,
             prefill_s=_now() - began,
+            draft=self._draft,
         )
 
     async def _compute(self, emit: Emit) -> tuple[Logits, tuple[int, ...]]:
@@ -210,13 +215,27 @@ class _PrefillRun:
             sealing: asyncio.Task[None] | None = None
             for start in starts:
                 stop = min(start + self._chunk_tokens, len(tokens))
-                logits = await parts.steps.run(parts.engine.forward, tokens[start:stop], start, self._pages)
+                logits = await parts.steps.run(self._chunk, slice(start, stop))
                 # What made such logits may stand in the pages, and the tree would serve it to everybody.
                 require_finite(logits, stop)
                 if sealing:
                     await sealing
                 sealing = group.create_task(self._seal_until(stop, emit))
         return logits, starts
+
+    def _chunk(self, span: slice) -> Logits:
+        """Compute it, with its draft rows where the pages have some. Runs in the engine's thread."""
+        tokens, engine, drafter = self._prompt.tokens, self._parts.engine, self._parts.drafter
+        if drafter is None or not self._parts.contract.draft_layers:
+            return engine.forward(tokens[span], span.start, self._pages)
+        logits, self._draft = drafted_chunk(
+            engine, drafter, tokens, span, self._pages, lambda logits: self._first(logits).token
+        )
+        return logits
+
+    def _first(self, logits: Logits) -> SampledToken:
+        """The answer's first token, the same however often it is drawn."""
+        return sample(logits, self._request.sampling, len(self._prompt.tokens))
 
     async def _seal_until(self, stop: int, emit: Emit) -> None:
         """Seal every recorded page that is full of computed tokens, then announce what the caller lacks of it."""

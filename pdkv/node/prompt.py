@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import xxhash
 
 from pdkv.contract import Contract
 from pdkv.errors import AccountMismatch, BoundsError, Difference
 from pdkv.ids import PageHashes, UInt32Array
 from pdkv.kvcache.eagle import EagleRule, prefill_resume_tokens, recorded_tokens
 from pdkv.kvcache.page_hash import chain, namespace_seed, tail_hash
-from pdkv.node.messages import Account, Namespace
+from pdkv.node.messages import Account, DraftHandoff, Namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -
     )
 
 
-def account_of(prompt: Prompt, contract: Contract) -> Account:
-    """What this node holds to be true of the prompt."""
+def account_of(prompt: Prompt, contract: Contract, draft: DraftHandoff | None = None) -> Account:
+    """What this node holds to be true of the prompt, and of the draft hand-off as it made or got it."""
     return Account(
         prompt_tokens=len(prompt.tokens),
         recorded_tokens=prompt.recorded_tokens,
@@ -93,7 +94,20 @@ def account_of(prompt: Prompt, contract: Contract) -> Account:
         last_page_hash=prompt.hashes.raw[-32:],
         tail_hash=prompt.tail_hash,
         indexer_types=contract.indexer_types,
+        draft_digest=draft_digest(draft),
     )
+
+
+def draft_digest(draft: DraftHandoff | None) -> int:
+    """xxh3_64 of all its columns, little-endian and each with its length; 0 for none."""
+    if draft is None:
+        return 0
+    running = xxhash.xxh3_64(draft.logits_digest.to_bytes(8, "little"))
+    columns = ((draft.hidden, "<f4"), (draft.tokens, "<u4"), (draft.probabilities, "<f4"), (draft.index_seed, "<i4"))
+    for column, dtype in columns:
+        raw = column.astype(dtype).tobytes()
+        running.update(len(raw).to_bytes(8, "little") + raw)
+    return running.intdigest()
 
 
 def require_equal_accounts(mine: Account, theirs: Account) -> None:

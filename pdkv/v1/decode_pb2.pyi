@@ -98,11 +98,16 @@ class Token(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     LOGITS_DIGEST_FIELD_NUMBER: _builtins.int
+    DRAFT_DIGESTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0 is prefill's first token."""
     token: _builtins.int
     logprob: _builtins.float
     logits_digest: _builtins.int
+    @_builtins.property
+    def draft_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """On the first token of a speculative step, if logits were asked for: one a drafted token."""
+
     def __init__(
         self,
         *,
@@ -110,10 +115,11 @@ class Token(_message.Message):
         token: _builtins.int = ...,
         logprob: _builtins.float = ...,
         logits_digest: _builtins.int = ...,
+        draft_digests: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logits_digest", b"logits_digest", "logprob", b"logprob", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_digests", b"draft_digests", "index", b"index", "logits_digest", b"logits_digest", "logprob", b"logprob", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -127,6 +133,7 @@ class GenerateDone(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     SHIPMENT_FIELD_NUMBER: _builtins.int
     CHUNK_STARTS_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """"length" or "stop"."""
     output_tokens: _builtins.int
@@ -134,6 +141,10 @@ class GenerateDone(_message.Message):
     def shipment(self) -> Global___Shipment: ...
     @_builtins.property
     def chunk_starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def speculation(self) -> Global___Speculation:
+        """Unset where the decode node does not speculate."""
+
     def __init__(
         self,
         *,
@@ -141,14 +152,49 @@ class GenerateDone(_message.Message):
         output_tokens: _builtins.int = ...,
         shipment: Global___Shipment | None = ...,
         chunk_starts: _abc.Iterable[_builtins.int] | None = ...,
+        speculation: Global___Speculation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shipment", b"shipment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_starts", b"chunk_starts", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "shipment", b"shipment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_starts", b"chunk_starts", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateDone: _TypeAlias = GenerateDone  # noqa: Y015
+
+@_typing.final
+class Speculation(_message.Message):
+    """What became of a request's drafts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_TOKENS_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    drafted: _builtins.int
+    accepted: _builtins.int
+    rolled_back_tokens: _builtins.int
+    canary: _builtins.str
+    """What is suspicious about the acceptance; empty if nothing is."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        rolled_back_tokens: _builtins.int = ...,
+        canary: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "canary", b"canary", "drafted", b"drafted", "rolled_back_tokens", b"rolled_back_tokens", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
 @_typing.final
 class Shipment(_message.Message):

@@ -295,6 +295,7 @@ class PrefillDone(_message.Message):
     ACCOUNT_FIELD_NUMBER: _builtins.int
     CHUNK_STARTS_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
     first_logprob: _builtins.float
     logits_digest: _builtins.int
@@ -307,6 +308,10 @@ class PrefillDone(_message.Message):
     def account(self) -> Global___Account: ...
     @_builtins.property
     def chunk_starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def draft(self) -> Global___DraftHandoff:
+        """Of a model with a draft layer."""
+
     def __init__(
         self,
         *,
@@ -317,14 +322,54 @@ class PrefillDone(_message.Message):
         account: Global___Account | None = ...,
         chunk_starts: _abc.Iterable[_builtins.int] | None = ...,
         prefill_s: _builtins.float = ...,
+        draft: Global___DraftHandoff | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "draft", b"draft", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "chunk_starts", b"chunk_starts", "first_logprob", b"first_logprob", "first_token", b"first_token", "logits_digest", b"logits_digest", "prefill_s", b"prefill_s", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "chunk_starts", b"chunk_starts", "draft", b"draft", "first_logprob", b"first_logprob", "first_token", b"first_token", "logits_digest", b"logits_digest", "prefill_s", b"prefill_s", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillDone: _TypeAlias = PrefillDone  # noqa: Y015
+
+@_typing.final
+class DraftHandoff(_message.Message):
+    """Where drafting goes on. The account holds its digest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    INDEX_SEED_FIELD_NUMBER: _builtins.int
+    LOGITS_DIGEST_FIELD_NUMBER: _builtins.int
+    hidden: _builtins.bytes
+    """float32 little-endian, 4 bytes a value."""
+    index_seed: _builtins.bytes
+    """int32 little-endian, index_topk + kpool - 1 positions, -1 where there were fewer; empty unless the index is shared."""
+    logits_digest: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Columns, best first."""
+
+    @_builtins.property
+    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        hidden: _builtins.bytes = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        index_seed: _builtins.bytes = ...,
+        logits_digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden", b"hidden", "index_seed", b"index_seed", "logits_digest", b"logits_digest", "probabilities", b"probabilities", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftHandoff: _TypeAlias = DraftHandoff  # noqa: Y015
 
 @_typing.final
 class Account(_message.Message):
@@ -341,6 +386,7 @@ class Account(_message.Message):
     LAST_PAGE_HASH_FIELD_NUMBER: _builtins.int
     TAIL_HASH_FIELD_NUMBER: _builtins.int
     INDEXER_TYPES_FIELD_NUMBER: _builtins.int
+    DRAFT_DIGEST_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     recorded_tokens: _builtins.int
     rollback_tokens: _builtins.int
@@ -350,6 +396,8 @@ class Account(_message.Message):
     last_page_hash: _builtins.bytes
     """32 bytes, or none."""
     tail_hash: _builtins.bytes
+    draft_digest: _builtins.int
+    """xxh3_64 of the draft hand-off; 0 without one."""
     @_builtins.property
     def indexer_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -364,10 +412,11 @@ class Account(_message.Message):
         last_page_hash: _builtins.bytes = ...,
         tail_hash: _builtins.bytes = ...,
         indexer_types: _abc.Iterable[_builtins.str] | None = ...,
+        draft_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eagle_rule", b"eagle_rule", "indexer_types", b"indexer_types", "last_page_hash", b"last_page_hash", "pages", b"pages", "prompt_tokens", b"prompt_tokens", "recorded_tokens", b"recorded_tokens", "resume_tokens", b"resume_tokens", "rollback_tokens", b"rollback_tokens", "tail_hash", b"tail_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_digest", b"draft_digest", "eagle_rule", b"eagle_rule", "indexer_types", b"indexer_types", "last_page_hash", b"last_page_hash", "pages", b"pages", "prompt_tokens", b"prompt_tokens", "recorded_tokens", b"recorded_tokens", "resume_tokens", b"resume_tokens", "rollback_tokens", b"rollback_tokens", "tail_hash", b"tail_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,6 +111,7 @@ OTHER = {
     "last_page_hash": b"",
     "tail_hash": bytes(32),
     "indexer_types": ("full",),
+    "draft_digest": 1,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pdkv.contract import ContractFacts, build_contract
+from pdkv.contract import Contract, ContractFacts, build_contract
 from pdkv.errors import BoundsError
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import Group, Segment, page_format
@@ -20,8 +20,11 @@ from pdkv.kvcache.verifier import Verifier
 from pdkv.node.base import NodeParts
 from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.flow import Worker
-from pdkv.node.ports import Logits, PrefillPeer
+from pdkv.node.messages import DraftHandoff
+from pdkv.node.oracle import Oracle
+from pdkv.node.ports import Computed, DraftAsk, Drafter, Drafts, Logits, PrefillPeer
 from pdkv.node.prefill import PrefillNode, PrefillSettings
+from pdkv.node.sampling import logits_digest
 from pdkv.transfer.backends.loopback import LoopbackNet
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
@@ -50,30 +53,99 @@ class ToyEngine:
         self.steps.append((start, stop))
         positions = np.arange(start, stop)
         at, slots = pages.array[positions // PAGE], positions % PAGE
-        for segment in self.pool.fmt.segments:
+        for segment in self._segments:
             mark = ((tokens * 31 + positions * 7 + segment.layer * 3) % 255 + 1).astype(np.uint8)[:, None]
             for rows in self._rows(segment):
                 rows[at, slots] = mark
         return self.change(self._logits(stop, pages))
 
+    def chunk(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        logits = self.forward(tokens, start, pages)
+        positions = np.arange(start, start + len(tokens))
+        hidden = np.stack((tokens % 251, positions % 241), axis=1).astype(np.float32)
+        return Computed(logits[None], hidden)
+
+    def verify(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        rows = [self.chunk(tokens[i : i + 1], start + i, pages) for i in range(len(tokens))]
+        return Computed(np.concatenate([r.logits for r in rows]), np.concatenate([r.hidden for r in rows]))
+
+    @property
+    def _segments(self) -> list[Segment]:
+        """Those of the model itself: a draft layer's rows are a drafter's."""
+        return [segment for segment in self.pool.fmt.segments if not segment.name.startswith("draft_")]
+
     def _rows(self, segment: Segment) -> list[np.ndarray]:
-        """Views [pages, tokens, bytes]."""
-        if segment.group is Group.MAIN:
-            return [self.pool.main_view(segment.layer).numpy()]
-        return [self.pool.index_keys(segment.layer).numpy(), self.pool.index_scales(segment.layer).numpy()]
+        return rows_of(self.pool, segment)
 
     def _logits(self, stop: int, pages: LocalPages) -> Logits:
         seen = 0
         whole, part = divmod(stop, PAGE)
         for page in pages.array[:whole].tolist():
             for group in Group:
-                for segment in self.pool.group_bytes(page, group):
-                    seen = zlib.crc32(segment, seen)
+                segments = [segment for segment in self.pool.fmt.segments if segment.group is group]
+                for segment, raw in zip(segments, self.pool.group_bytes(page, group), strict=True):
+                    if segment in self._segments:
+                        seen = zlib.crc32(raw, seen)
         if part:
-            for segment in self.pool.fmt.segments:
+            for segment in self._segments:
                 for rows in self._rows(segment):
                     seen = zlib.crc32(np.ascontiguousarray(rows[pages.array[whole], :part]), seen)
         return np.random.default_rng([seen, stop]).standard_normal(VOCAB).astype(np.float32)
+
+
+def rows_of(pool: SlotPool, segment: Segment) -> list[np.ndarray]:
+    """Views [pages, tokens, bytes]."""
+    if segment.group is Group.MAIN:
+        return [pool.main_view(segment.layer).numpy()]
+    return [pool.index_keys(segment.layer).numpy(), pool.index_scales(segment.layer).numpy()]
+
+
+class ToyDrafter:
+    """A draft layer as an MTP head has it: its row at a position follows from the hidden state there and the token
+    after it; what it drafts follows from its state and from all of its rows. It is hardly ever right.
+    """
+
+    hidden_width = 2
+
+    def __init__(self, pool: SlotPool, topk: int, seed_length: int) -> None:
+        self._pool = pool
+        self._topk = topk
+        self._seed_length = seed_length
+        self._segments = [segment for segment in pool.fmt.segments if segment.name.startswith("draft_")]
+
+    def extend(self, hidden: np.ndarray, after: UInt32Array, start: int, pages: LocalPages) -> DraftHandoff:
+        positions = np.arange(start, start + len(after))
+        mark = ((hidden.sum(axis=1) * 3 + after * 31 + positions) % 255 + 1).astype(np.uint8)[:, None]
+        for segment in self._segments:
+            for rows in rows_of(self._pool, segment):
+                rows[pages.array[positions // PAGE], positions % PAGE] = mark
+        seed = np.full(self._seed_length, -1, np.int32)
+        chosen = range(max(0, start + len(after) - 5), start + len(after)) if self._seed_length else ()
+        seed[: len(chosen)] = chosen
+        return self._state(hidden[-1], seed, start + len(after), pages)
+
+    def propose(self, ask: DraftAsk, pages: LocalPages) -> Drafts:
+        state = ask.state
+        assert state is not None
+        tokens, digests = [int(state.tokens[0])], [state.logits_digest]
+        for step in range(1, ask.count):
+            hidden = state.hidden + np.float32(tokens[-1])
+            self.extend(hidden[None], np.array(tokens[-1:], np.uint32), ask.place + step - 1, pages)
+            state = self._state(hidden, state.index_seed, ask.place + step, pages)
+            tokens.append(int(state.tokens[0]))
+            digests.append(state.logits_digest)
+        return Drafts(np.array(tokens, np.uint32), tuple(digests))
+
+    def _state(self, hidden: np.ndarray, seed: np.ndarray, stop: int, pages: LocalPages) -> DraftHandoff:
+        positions = np.arange(stop)
+        seen = zlib.crc32(seed.tobytes(), zlib.crc32(hidden.astype(np.float32).tobytes()))
+        for segment in self._segments:
+            for rows in rows_of(self._pool, segment):
+                seen = zlib.crc32(np.ascontiguousarray(rows[pages.array[positions // PAGE], positions % PAGE]), seen)
+        logits = np.random.default_rng(seen).standard_normal(VOCAB).astype(np.float32)
+        best = np.argsort(-logits)[: self._topk].astype(np.uint32)
+        probabilities = np.exp(logits) / np.exp(logits).sum()
+        return DraftHandoff(hidden.astype(np.float32), best, probabilities[best], seed, logits_digest(logits))
 
 
 class AtAddress:
@@ -137,21 +209,34 @@ def make_parts(
     digest: str = "xxh3_64",
     settings: TransferSettings | None = None,
 ) -> NodeParts:
-    shape = model_shape(load_config("tiny"))
+    shape = model_shape(load_config("tiny"), draft_layers=int(facts.speculation == "mtp"))
     fmt = page_format(shape)
     pool = SlotPool.create(fmt, pages, placement=facts.placement)  # type: ignore[arg-type]
+    contract = build_contract(shape, fmt, identity=facts)
+    engine = ToyEngine(pool)
     peer = PeerName(NodeId(name), new_incarnation())
     return NodeParts(
         name=peer,
-        contract=build_contract(shape, fmt, identity=facts),
+        contract=contract,
         pool=pool,
         manager=CacheManager(pool),
         verifier=Verifier(pool, digest),
         transfer=TransferEngine(net.backend, peer, pool.map(), settings=settings),
-        engine=ToyEngine(pool),
+        engine=engine,
         steps=Worker("engine"),
         digests=Worker("digests"),
+        drafter=toy_drafter(engine, contract),
     )
+
+
+def toy_drafter(engine: ToyEngine, contract: Contract, *, acceptance: float = 0.7) -> Drafter | None:
+    """What a node with this contract drafts with."""
+    if contract.speculation == "oracle":
+        return Oracle(engine, VOCAB, acceptance=acceptance, seed=7)
+    if contract.speculation == "mtp":
+        seed = contract.index_topk + contract.index_kpool - 1 if contract.index_sharing else 0
+        return ToyDrafter(engine.pool, contract.draft_topk, seed)
+    return None
 
 
 def make_pair(

@@ -1,5 +1,7 @@
 """Messages for the tests of rpc: samples, and hypothesis strategies for all that may be sent."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from pdkv.ids import HASH_BYTES, Incarnation, LeaseId, NodeId, PageHashes, PeerN
 from pdkv.node.messages import (
     Accepted,
     Account,
+    DraftHandoff,
     Envelope,
     GenerateDone,
     GenerateRequest,
@@ -22,6 +25,7 @@ from pdkv.node.messages import (
     PrefillRequest,
     Sampling,
     Shipment,
+    Speculation,
     Token,
 )
 
@@ -70,6 +74,16 @@ def prefill_request(tokens: int = 200, *, remaining_s: float = 30.0, request_id:
 
 def prefill_done(tail: PagesSealed | None = None) -> PrefillDone:
     return PrefillDone(7, -0.5, 2**63 + 1, tail, account(), (0, 64, 128), 0.25)
+
+
+def handoff(width: int = 3, topk: int = 2, seed: int = 5) -> DraftHandoff:
+    return DraftHandoff(
+        hidden=np.linspace(-1, 1, width, dtype=np.float32),
+        tokens=np.arange(topk, dtype=np.uint32),
+        probabilities=np.full(topk, 0.25, np.float32),
+        index_seed=np.arange(-1, seed - 1, dtype=np.int32),
+        logits_digest=2**63 + seed,
+    )
 
 
 def generate_request(tokens: int = 200, *, remaining_s: float = 30.0, request_id: str = "r-1") -> GenerateRequest:
@@ -128,13 +142,19 @@ dones = st.builds(
     first_logprob=st.floats(-1e6, 0),
     logits_digest=u64,
     tail=st.none() | st.builds(pages, st.just(1), st.integers(0, 1000)),
-    account=st.just(account()),
+    account=st.builds(lambda digest: replace(account(), draft_digest=digest), u64),
     chunk_starts=rising,
     prefill_s=st.floats(0, 1e4),
+    draft=st.none() | st.builds(handoff, st.integers(0, 8), st.integers(1, 4), st.integers(0, 8)),
 )
-tokens = st.builds(Token, u32, u32, st.floats(-1e6, 0), u64)
+tokens = st.builds(Token, u32, u32, st.floats(-1e6, 0), u64, st.lists(u64, max_size=4).map(tuple))
+speculations = st.builds(
+    Speculation, st.integers(0, 5), st.integers(5, 20), st.integers(0, 5), u64, st.text("abc 0.4", max_size=9)
+)
 shipments = st.builds(Shipment, prompt_tokens=u64, bytes_main=u64, transfer_s=st.floats(0, 1e4))
-generate_dones = st.builds(GenerateDone, st.sampled_from(["length", "stop"]), u32, shipments, rising)
+generate_dones = st.builds(
+    GenerateDone, st.sampled_from(["length", "stop"]), u32, shipments, rising, st.none() | speculations
+)
 
 
 def same(a: object, b: object) -> bool:

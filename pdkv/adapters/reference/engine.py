@@ -18,6 +18,7 @@ from pdkv.geometry.model_config import FULL, ModelShape
 from pdkv.geometry.page_layout import page_format
 from pdkv.ids import LocalPages, UInt32Array
 from pdkv.kvcache.pool import SlotPool
+from pdkv.node.ports import Computed, Logits
 
 
 class ReferenceEngine:
@@ -36,27 +37,44 @@ class ReferenceEngine:
             LayerRows(pool, i, indexed=kind == FULL) for i, kind in enumerate(model.shape.indexer_types)
         )
 
-    def forward(self, tokens: UInt32Array, start: int, pages: LocalPages) -> npt.NDArray[np.float32]:
+    def forward(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Logits:
         """Compute positions [start, start + n) from their tokens [n] and the rows of [0, start) in `pages`.
 
         Writes the new rows of both caches and returns float32 [vocab] logits of the last position. Raises
         `BoundsError` for no tokens, an id outside the vocabulary, a position outside `pages` or the model, or a page
         outside the pool.
         """
+        logits: Logits = self._run(tokens, start, pages).logits[-1]
+        return logits
+
+    def chunk(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        """As `forward`, with float32 [n, width] hidden states, those that the logits are made of."""
+        return self._run(tokens, start, pages)
+
+    def verify(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        """float32 [n, vocab] logits and [n, width] hidden states, each position computed by itself: as many together
+        would be rounded otherwise, and where two tokens are close that is enough to say the other one.
+        """
+        self._check(tokens, start, start + len(tokens), pages)
+        rows = [self._run(tokens[i : i + 1], start + i, pages) for i in range(len(tokens))]
+        return Computed(*(np.concatenate(column) for column in zip(*((r.logits, r.hidden) for r in rows), strict=True)))
+
+    def _run(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
+        """Logits [1, vocab] of the last position, hidden states of all."""
         stop = start + len(tokens)
         self._check(tokens, start, stop, pages)
         device = self._model.module.device
         with torch.inference_mode():
             at = Window.of(start, stop, _column(pages.array, device), self._pool.fmt.page_tokens)
-            out = self._model.module(
+            out = self._model.module.model(
                 input_ids=_column(tokens, device)[None],
                 position_ids=torch.arange(start, stop, device=device)[None],
                 cache=step_cache(self._layers, at),
                 use_cache=True,
-                logits_to_keep=1,
             )
-            logits: npt.NDArray[np.float32] = out.logits[0, -1].float().cpu().numpy()
-        return logits
+            hidden = out.last_hidden_state
+            logits = self._model.module.lm_head(hidden[:, -1:])
+            return Computed(*(column[0].float().cpu().numpy() for column in (logits, hidden)))
 
     def _check(self, tokens: UInt32Array, start: int, stop: int, pages: LocalPages) -> None:
         if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pdkv.contract import Contract
-from pdkv.ids import UInt32Array
+from pdkv.ids import LocalPages, UInt32Array
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
-from pdkv.node.messages import Namespace, Sampling
-from pdkv.node.ports import Engine
+from pdkv.node.answer import Answer
+from pdkv.node.messages import DraftHandoff, Namespace, Sampling, Speculation, Token
+from pdkv.node.ports import Drafter, Engine, Logits
 from pdkv.node.prompt import plan_prompt
 from pdkv.node.sampling import logits_digest, sample
+from pdkv.node.speculation import Decoder, drafted_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,21 @@ class MonolithAnswer:
     logits_digests: tuple[int, ...]
     chunk_starts: tuple[int, ...]
     pages_hit: int
+    draft_digests: tuple[tuple[int, ...], ...] = ()
+    """As `Token.draft_digests` of each token."""
+    speculation: Speculation | None = None
 
 
 class Monolith:
     """A model, its pool and its tree. One request at a time."""
 
-    def __init__(self, engine: Engine, pool: SlotPool, contract: Contract, chunk_tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, pool: SlotPool, contract: Contract, chunk_tokens: int, drafter: Drafter | None = None
+    ) -> None:
+        """With a `drafter` it speculates as a decode node does."""
         self._engine = engine
+        self._pool = pool
+        self._drafter = drafter
         self._contract = contract
         self._chunk_tokens = chunk_tokens
         self._manager = CacheManager(pool)
@@ -44,7 +52,7 @@ class Monolith:
     def generate(self, tokens: UInt32Array, sampling: Sampling) -> MonolithAnswer:
         """Raises as the engine and the manager do."""
         prompt = plan_prompt(tokens, Namespace(), self._contract)
-        slots = len(tokens) + sampling.max_tokens
+        slots = len(tokens) + sampling.max_tokens + self._contract.draft_tokens
         reservation = self._manager.reserve(
             prompt.hashes,
             -(-slots // prompt.page_tokens),
@@ -55,18 +63,35 @@ class Monolith:
             hit = len(reservation.hit)
             starts = tuple(range(hit * prompt.page_tokens, len(tokens), self._chunk_tokens))
             pages = reservation.sequence
+            draft: DraftHandoff | None = None
             for start in starts:
-                logits = self._engine.forward(tokens[start : start + self._chunk_tokens], start, pages)
+                span = slice(start, min(start + self._chunk_tokens, len(tokens)))
+                logits, draft = self._chunk(tokens, span, pages, sampling)
             full = pages[hit : prompt.recorded_pages]
             hashes = prompt.hashes.part(hit, prompt.recorded_pages)
             self._manager.commit(self._verifier.seal(reservation.id, hit, full, hashes))
-            drawn, digests = [sample(logits, sampling, len(tokens)).token], [logits_digest(logits)]
-            for position in range(len(tokens), len(tokens) + sampling.max_tokens - 1):
-                if drawn[-1] in sampling.stop_tokens:
-                    break
-                logits = self._engine.forward(np.array(drawn[-1:], np.uint32), position, pages)
-                drawn.append(sample(logits, sampling, position + 1).token)
-                digests.append(logits_digest(logits))
-            return MonolithAnswer(tuple(drawn), tuple(digests), starts, hit)
+            drawn = sample(logits, sampling, len(tokens))
+            said = [Token(0, drawn.token, drawn.logprob, logits_digest(logits))]
+            answer = Answer(said[0], len(tokens), sampling, pages=pages, want_logits=True)
+            decoder = Decoder(self._engine, self._drafter, self._pool, self._contract.draft_tokens, draft)
+            while not answer.over:
+                said += decoder.step(answer)
+            return MonolithAnswer(
+                tokens=tuple(token.token for token in said),
+                logits_digests=tuple(token.logits_digest for token in said),
+                chunk_starts=starts,
+                pages_hit=hit,
+                draft_digests=tuple(token.draft_digests for token in said),
+                speculation=decoder.report(answer.made),
+            )
         finally:
             self._manager.end(reservation)
+
+    def _chunk(
+        self, tokens: UInt32Array, span: slice, pages: LocalPages, sampling: Sampling
+    ) -> tuple[Logits, DraftHandoff | None]:
+        if self._drafter is None or not self._contract.draft_layers:
+            return self._engine.forward(tokens[span], span.start, pages), None
+        return drafted_chunk(
+            self._engine, self._drafter, tokens, span, pages, lambda row: sample(row, sampling, len(tokens)).token
+        )

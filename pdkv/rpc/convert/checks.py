@@ -116,6 +116,14 @@ def column(field: str, values: Sized, dtype: npt.DTypeLike, count: int) -> npt.N
     return np.array(values, dtype)
 
 
+def words(field: str, raw: bytes, dtype: str, most: int) -> npt.NDArray[Any]:
+    """At most `most` values of 4 bytes."""
+    if len(raw) % 4:
+        raise BoundsError(f"{field}, bytes", len(raw), "a multiple of 4")
+    within(f"{field}, values", len(raw) // 4, 0, most)
+    return np.frombuffer(raw, dtype)
+
+
 def rising(field: str, values: Iterable[int], below: int) -> tuple[int, ...]:
     """Each above the one before, the last below `below`."""
     numbers = tuple(values)

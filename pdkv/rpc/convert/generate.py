@@ -10,7 +10,7 @@ import math
 
 from pdkv.errors import BoundsError, ProtocolError
 from pdkv.ids import RequestId
-from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, Shipment, Token
+from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, Shipment, Speculation, Token
 from pdkv.rpc.convert import checks
 from pdkv.rpc.convert.common import namespace_from_pb, namespace_to_pb, sampling_from_pb, sampling_to_pb
 from pdkv.v1 import decode_pb2
@@ -61,7 +61,8 @@ def generate_event_from_pb(message: decode_pb2.GenerateEvent) -> GenerateEvent:
             token = message.token
             if math.isnan(token.logprob):
                 raise BoundsError("logprob", token.logprob, "a number")
-            return Token(token.index, token.token, token.logprob, token.logits_digest)
+            checks.bounded("draft_digests", token.draft_digests)
+            return Token(token.index, token.token, token.logprob, token.logits_digest, tuple(token.draft_digests))
         case "done":
             done = message.done
             checks.present(done, "shipment")
@@ -70,6 +71,7 @@ def generate_event_from_pb(message: decode_pb2.GenerateEvent) -> GenerateEvent:
                 output_tokens=done.output_tokens,
                 shipment=_shipment_from_pb(done.shipment),
                 chunk_starts=checks.rising("chunk_starts", done.chunk_starts, checks.MAX_TOKENS),
+                speculation=_speculation_from_pb(done.speculation) if done.HasField("speculation") else None,
             )
         case _:
             raise ProtocolError("event is missing, or of a kind that is unknown here", field="event")
@@ -81,3 +83,15 @@ def _shipment_from_pb(message: decode_pb2.Shipment) -> Shipment:
         if name.endswith("_s"):
             checks.elapsed_s(f"shipment.{name}", value)
     return Shipment(**values)
+
+
+def _speculation_from_pb(message: decode_pb2.Speculation) -> Speculation:
+    checks.within("speculation.accepted", message.accepted, 0, message.drafted)
+    checks.within("speculation.drafted", message.drafted, message.steps, 2**64 - 1)
+    return Speculation(
+        steps=message.steps,
+        drafted=message.drafted,
+        accepted=message.accepted,
+        rolled_back_tokens=message.rolled_back_tokens,
+        canary=checks.text("speculation.canary", message.canary),
+    )

@@ -15,6 +15,7 @@ from pdkv.ids import HASH_BYTES, SINK_PAGE, LeaseId, PageHashes, RequestId
 from pdkv.node.messages import (
     Accepted,
     Account,
+    DraftHandoff,
     Envelope,
     LeaseCall,
     PagesSealed,
@@ -34,6 +35,11 @@ from pdkv.rpc.convert.common import (
 from pdkv.v1 import prefill_pb2
 
 INDEXER_TYPES = ("full", "shared")
+MAX_HIDDEN = 1 << 16
+"""Values of a draft hidden state: GLM-5.3's has 6,144."""
+MAX_DRAFT_TOPK = 64
+MAX_INDEX_SEED = 1 << 16
+"""Positions that an indexer selects: GLM-5.3's selects 2,048."""
 
 
 def prefill_request_to_pb(request: PrefillRequest) -> prefill_pb2.PrefillRequest:
@@ -147,9 +153,11 @@ def _done_to_pb(done: PrefillDone) -> prefill_pb2.PrefillDone:
             last_page_hash=account.last_page_hash,
             tail_hash=account.tail_hash,
             indexer_types=account.indexer_types,
+            draft_digest=account.draft_digest,
         ),
         chunk_starts=done.chunk_starts,
         prefill_s=done.prefill_s,
+        draft=None if done.draft is None else _draft_to_pb(done.draft),
     )
 
 
@@ -169,6 +177,38 @@ def _done_from_pb(message: prefill_pb2.PrefillDone) -> PrefillDone:
         account=account,
         chunk_starts=checks.rising("chunk_starts", message.chunk_starts, account.prompt_tokens),
         prefill_s=checks.elapsed_s("prefill_s", message.prefill_s),
+        draft=_draft_from_pb(message.draft) if message.HasField("draft") else None,
+    )
+
+
+def _draft_to_pb(draft: DraftHandoff) -> prefill_pb2.DraftHandoff:
+    return prefill_pb2.DraftHandoff(
+        hidden=draft.hidden.astype("<f4").tobytes(),
+        tokens=draft.tokens.tolist(),
+        probabilities=draft.probabilities.tolist(),
+        index_seed=draft.index_seed.astype("<i4").tobytes(),
+        logits_digest=draft.logits_digest,
+    )
+
+
+def _draft_from_pb(message: prefill_pb2.DraftHandoff) -> DraftHandoff:
+    """What contract and draft head say of its lengths is the node's to check."""
+    hidden = checks.words("draft.hidden", message.hidden, "<f4", MAX_HIDDEN).astype(np.float32)
+    if not np.isfinite(hidden).all():
+        raise ProtocolError("draft.hidden holds values that are not finite", field="draft.hidden")
+    checks.within("draft.tokens, entries", len(message.tokens), 1, MAX_DRAFT_TOPK)
+    for probability in message.probabilities:
+        checks.within("draft.probabilities", probability, 0.0, 1.0)
+    seed = checks.words("draft.index_seed", message.index_seed, "<i4", MAX_INDEX_SEED).astype(np.int32)
+    if seed.size:
+        checks.within("draft.index_seed", int(seed.min()), -1, checks.MAX_TOKENS)
+        checks.within("draft.index_seed", int(seed.max()), -1, checks.MAX_TOKENS)
+    return DraftHandoff(
+        hidden=hidden,
+        tokens=np.array(message.tokens, np.uint32),
+        probabilities=checks.column("draft.probabilities", message.probabilities, np.float32, len(message.tokens)),
+        index_seed=seed,
+        logits_digest=message.logits_digest,
     )
 
 
@@ -191,4 +231,5 @@ def _account_from_pb(message: prefill_pb2.Account) -> Account:
         indexer_types=tuple(
             checks.one_of("account.indexer_types", kind, INDEXER_TYPES) for kind in message.indexer_types
         ),
+        draft_digest=message.draft_digest,
     )

@@ -25,6 +25,8 @@ from pdkv.v1 import common_pb2
         lambda: checks.sized("f", b"123", 0, 32),
         lambda: checks.optional_hash("f", b"1" * 31),
         lambda: checks.bounded("f", range(4097)),
+        lambda: checks.words("f", b"12345", "<f4", 9),
+        lambda: checks.words("f", b"12345678", "<f4", 1),
         lambda: checks.tokens_from(b""),
         lambda: checks.tokens_from(b"12345"),
         lambda: checks.tokens_from(bytes(4 * ((1 << 22) + 1))),

@@ -1,7 +1,9 @@
 """Prefill requests, events and lease calls there and back, and what is refused of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,4 +124,29 @@ def test_a_peers_request_is_checked(change: Callable[[prefill_pb2.PrefillRequest
     change(message)
     with pytest.raises(PdkvError, match=f"^{named}") as caught:
         prefill.prefill_request_from_pb(message)
+    assert isinstance(caught.value, ProtocolError | BoundsError)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda d: setattr(d, "hidden", d.hidden[:-1]), r"draft\.hidden, bytes"),
+        (lambda d: setattr(d, "hidden", b"\0" * 4 * (prefill.MAX_HIDDEN + 1)), r"draft\.hidden, values"),
+        (lambda d: setattr(d, "hidden", b"\xff" * 8), r"draft\.hidden holds"),
+        (lambda d: _fill(d.tokens, []), r"draft\.tokens"),
+        (lambda d: _fill(d.tokens, list(range(65))), r"draft\.tokens"),
+        (lambda d: _fill(d.tokens, [1, 2, 3]), r"draft\.probabilities"),
+        (lambda d: _fill(d.probabilities, [0.5, 1.5]), r"draft\.probabilities"),
+        (lambda d: _fill(d.probabilities, [0.5, float("nan")]), r"draft\.probabilities"),
+        (lambda d: setattr(d, "index_seed", d.index_seed[:-2]), r"draft\.index_seed, bytes"),
+        (lambda d: setattr(d, "index_seed", np.array([-2], "<i4").tobytes()), r"draft\.index_seed"),
+        (lambda d: setattr(d, "index_seed", np.array([1 << 30], "<i4").tobytes()), r"draft\.index_seed"),
+    ],
+)
+def test_a_peers_draft_is_checked(change: Callable[[prefill_pb2.DraftHandoff], object], named: str) -> None:
+    done = replace(samples.prefill_done(), draft=samples.handoff())
+    message = prefill.prefill_event_to_pb(done, samples.ENVELOPE)
+    change(message.done.draft)
+    with pytest.raises(PdkvError, match=f"^{named}") as caught:
+        prefill.prefill_event_from_pb(message)
     assert isinstance(caught.value, ProtocolError | BoundsError)
