@@ -33,6 +33,7 @@ from pdkv.errors import (
 from pdkv.ids import LeaseId, LocalPages, PageHashes, ReservationId, UInt64Array
 from pdkv.kvcache.allocator import PageAllocator
 from pdkv.kvcache.audit import audit
+from pdkv.kvcache.events import Observer
 from pdkv.kvcache.eviction import EvictionOrder
 from pdkv.kvcache.ownership import CACHED, FREE, Claim, Ownership, PageState, claim
 from pdkv.kvcache.pool import SlotPool
@@ -64,6 +65,8 @@ class CacheManager:
         self._last_holder = 0
         self.evicted_pages = 0
         """Since the start, so far."""
+        self.observer: Observer | None = None
+        """Who wants to hear what the tree has: see `events`."""
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -153,6 +156,8 @@ class CacheManager:
         self.table.seal(new, verified.hashes.part(known, count))
         self._digests[new.array.astype(np.intp)] = verified.digests[known:]
         self.ownership.move(new.array, claim(PageState.RESERVED, reservation.id), CACHED)
+        if self.observer is not None and reservation.public is not None and len(new):
+            self.observer.stored(reservation.public, first + known, new)
         if not known:
             return new
         self._reclaim(verified.pages[:known], reservation, PageState.RESERVED, PageState.PRIVATE)
@@ -302,6 +307,8 @@ class CacheManager:
         if short <= 0:
             return self.allocator.allocate(count)
         evicted = LocalPages.kept(self.tree.evict(short))
+        if self.observer is not None:
+            self.observer.removed(evicted)
         self.table.bump(evicted)
         self.ownership.move(evicted.array, CACHED, FREE)
         self.evicted_pages += short

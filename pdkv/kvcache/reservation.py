@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pdkv.errors import BoundsError
 from pdkv.ids import LocalPages, PageHashes, ReservationId
+from pdkv.kvcache.events import PublicChain
 from pdkv.kvcache.radix_node import Node
 
 
@@ -33,6 +34,8 @@ class Reservation:
     """Full pages of the prompt; those after them are an answer's."""
     priority: int = 0
     alive: bool = True
+    public: PublicChain | None = None
+    """How the manager's observer names the pages; without it they are not told of."""
 
     def page_of(self, index: int) -> int:
         """Local id of page `index` of the sequence. Raises `BoundsError` past its end."""
