@@ -16,6 +16,7 @@ from pdkv.transfer.core import PeerOffer
 from pdkv.transfer.orders import ReadOrder
 
 TABLE_ROW = np.dtype([("generation", "<u8"), ("hash", np.uint8, 32), ("state", np.uint8), ("pad", np.uint8, 23)])
+HUGE = 2 << 20
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -29,9 +30,11 @@ def peer_name(node: str, incarnation: str | None = None) -> PeerName:
 
 def memory(size: int) -> Bytes:
     """Zeroed bytes on huge pages where there are any."""
-    block = mmap.mmap(-1, max(size, 1))
+    block = mmap.mmap(-1, max(size, 1) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(block, np.uint8)
+    every = np.frombuffer(block, np.uint8)
+    start = -every.ctypes.data % HUGE
+    return every[start : start + size]
 
 
 @dataclass
