@@ -166,10 +166,13 @@ class BadPage:
     """"main", "index" or "both"."""
     source: int | None = None
     """Page id in the pool that it was read from."""
+    rank: str = ""
+    """Of a decode group, the rank whose bytes they are."""
 
     def __str__(self) -> str:
         read_from = "" if self.source is None else f", read from remote page {self.source}"
-        return f"prompt page {self.index} in local page {self.page}: {self.cache}{read_from}"
+        rank = f" of rank {self.rank}" if self.rank else ""
+        return f"prompt page {self.index} in local page {self.page}{rank}: {self.cache}{read_from}"
 
 
 class DigestMismatch(PdkvError):

@@ -7,6 +7,7 @@ field; adding one peer twice at once happens once; everything here runs on one e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from weakref import WeakValueDictionary
@@ -40,6 +41,9 @@ class NodeParts:
     digests: Worker
     drafter: Drafter | None = None
     """Proposes tokens on a decode node and, with a draft layer, writes its rows on both; none: no speculation."""
+
+    barrier: Callable[[], Awaitable[None]] | None = None
+    """Of a decode group's leader: until every rank has done what this one's manager has; see `node.group`."""
 
     def intro(self) -> NodeIntro:
         return NodeIntro(

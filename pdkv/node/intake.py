@@ -124,9 +124,11 @@ class Intake:
         self._start(sealed, private=True)
 
     async def finish(self) -> None:
-        """Wait until every announced page is committed."""
+        """Wait until every announced page is committed, on every rank of a group."""
         if self._last:
             await self._last
+        if self.parts.barrier:
+            await self.parts.barrier()
         self.count.busy_s = self._busy.total_s
 
     def _start(self, sealed: PagesSealed, *, private: bool) -> None:
