@@ -204,10 +204,13 @@ def test_stopped_is_unsettled_at_the_deadline_and_settles_when_it_goes_on(
         assert not outcome.settled.done()
         leaving = mine.engine.remove_peer(source.name)
         assert not leaving.done()
+        mine.pool.set_pages(0xAA)
     finally:
         source.signal(signal.SIGCONT)
     outcome.settled.result(WAIT_S)
     leaving.result(WAIT_S)
+    # why the pages had to be held back, and the control of the fence below
+    assert mine.pool.page(LARGE - 1) == source.pool.page(LARGE - 1)
 
 
 def test_closing_the_engine_is_a_fence(sources: dict[str, Source], reader: MakeReader, tcp: None) -> None:
