@@ -80,7 +80,7 @@ class Group:
             async with deadline(within_s, f"rank {member.name}"):
                 return await call
         except (PeerLost, DeadlineExceeded, IntegrityError) as error:
-            self._break(member, error)
+            self.lose(member, error)
             raise
 
     async def all(self, call: Callable[[RankPort], Awaitable[T]]) -> list[T]:
@@ -117,9 +117,10 @@ class Group:
 
     def _sender_ended(self, task: asyncio.Task[None], member: Member) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self._break(member, error)
+            self.lose(member, error)
 
-    def _break(self, member: Member, error: BaseException) -> None:
+    def lose(self, member: Member, error: BaseException) -> None:
+        """The rank is of no use any more; the first reason stays."""
         if self.broken is None:
             self.broken = PeerLost(f"rank {member.name}: {error}", rank=member.name, error=type(error).__name__)
         self._moved.set()

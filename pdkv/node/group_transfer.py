@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pdkv.errors import PdkvError
+from pdkv.errors import DeadlineExceeded, PdkvError
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import PeerName
 from pdkv.node.group_log import Group, Member
@@ -123,11 +123,20 @@ class GroupTransfer:
     async def _settle(
         self, read_id: int, own: Future[None] | None, members: list[Member], settled: Future[None]
     ) -> None:
-        """Until no rank's read can land any more. A rank that is lost meanwhile has no pages that matter: the log
-        doesn't reach it, so nobody gets new pages there."""
-        waits = [member.port.settled(read_id) for member in members]
-        await asyncio.gather(*([asyncio.wrap_future(own)] if own else []), *waits, return_exceptions=True)
+        waits = [self._settled(member, read_id) for member in members]
+        await asyncio.gather(*([asyncio.wrap_future(own)] if own else []), *waits)
         settled.set_result(None)
+
+    async def _settled(self, member: Member, read_id: int) -> None:
+        """Until no read of this rank can land any more. A rank that is lost has no pages that matter: no log reaches
+        it, so nobody is given pages there."""
+        while True:
+            try:
+                return await member.port.settled(read_id)
+            except DeadlineExceeded:
+                continue  # a call has one; what it waits for may take longer
+            except PdkvError as error:
+                return self._group.lose(member, error)
 
 
 def _never_posted(error: BaseException, pages: int) -> ReadOutcome:

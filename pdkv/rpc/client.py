@@ -41,7 +41,7 @@ class ClientSettings:
     """Of lease calls and status."""
 
 
-class _Client:
+class Client:
     """One service at one address."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
@@ -68,7 +68,7 @@ class _Client:
             raise PeerLost(f"{what}: the connection to {self.address} was closed here", address=self.address) from None
 
 
-class GrpcPrefillPeer(_Client):
+class GrpcPrefillPeer(Client):
     """`node.ports.PrefillPeer` over gRPC."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
@@ -119,7 +119,7 @@ class GrpcPrefillPeer(_Client):
         return common.status_from_pb(reply)
 
 
-class _GenerateClient(_Client):
+class _GenerateClient(Client):
     """The token stream, the same at a decode node and at a router."""
 
     _stub: Any

@@ -27,11 +27,23 @@ from pdkv.node.messages import (
     PrefillRequest,
     RouterStatus,
 )
+from pdkv.node.rank import Rank
 from pdkv.rpc.convert import common, generate, intro, prefill
 from pdkv.rpc.convert.checks import require_sendable
 from pdkv.rpc.interceptors import ErrorInterceptor
+from pdkv.rpc.rank import RankServicer
 from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
-from pdkv.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2, router_pb2_grpc
+from pdkv.v1 import (
+    common_pb2,
+    decode_pb2,
+    decode_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    rank_pb2,
+    rank_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -138,6 +150,7 @@ class Services:
     prefill: PrefillService | None = None
     decode: DecodeService | None = None
     router: RouterService | None = None
+    rank: Rank | None = None
 
 
 class GrpcServer:
@@ -167,6 +180,9 @@ class GrpcServer:
         if services.router is not None:
             router_pb2_grpc.add_RouterServicer_to_server(RouterServicer(services.router), self._server)
             names.append(router_pb2.DESCRIPTOR.services_by_name["Router"].full_name)
+        if services.rank is not None:
+            rank_pb2_grpc.add_RankServicer_to_server(RankServicer(services.rank), self._server)
+            names.append(rank_pb2.DESCRIPTOR.services_by_name["Rank"].full_name)
         return names
 
     async def start(self) -> str:
