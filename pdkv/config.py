@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pdkv.errors import ConfigError
 from pdkv.geometry.byte_ledger import usable_pages
@@ -62,9 +62,16 @@ def _address(value: str) -> str:
     return value
 
 
+def _zmq_endpoint(value: str) -> str:
+    if value and not re.fullmatch(r"(tcp|ipc)://.+", value):
+        raise ValueError("must be a ZMQ endpoint: tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
+    return value
+
+
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Address = Annotated[str, BeforeValidator(lambda v: _address(v) if isinstance(v, str) else v)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(_listed)]
+ZmqEndpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -143,6 +150,14 @@ class NodeConfig(ServiceConfig):
     """Most bytes of one READ: it bounds what a fence has to give up."""
     read_deadline_s: Seconds = 30.0
     """Longest that one read may take before its pages are held back."""
+    events_address: ZmqEndpoint = ""
+    """Where KV events are published, as ZMQ writes it: tcp://*:5557; empty: nowhere."""
+    events_replay: ZmqEndpoint = ""
+    """Where subscribers ask for events that they missed: tcp://*:5558; empty: nowhere."""
+    events_topic: str = ""
+    """First frame of published events; empty: kv@NODE_ID@MODEL, from which llm-d reads whose they are."""
+    events_encoding: Literal["array", "map"] = "array"
+    """Fields of an event by position, which every router reads, or by name, as vLLM and SGLang write them of late."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -150,6 +165,8 @@ class NodeConfig(ServiceConfig):
             raise ValueError("pool_pages: either pool_pages or pool_bytes, not both")
         if (self.memory == "file") != bool(self.memory_path):
             raise ValueError('memory_path: a path when memory is "file", and only then')
+        if self.events_replay and not self.events_address:
+            raise ValueError("events_replay: only with an events_address")
         return self
 
     def total_pages(self, page_bytes: int) -> int:

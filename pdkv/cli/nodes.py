@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
+    from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.node.prefill import PrefillNode, PrefillSettings
     from pdkv.rpc.server import GrpcServer, Services
@@ -27,7 +28,8 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
             node = PrefillNode(parts, PrefillSettings(config.chunk_tokens, config.lease_ttl_s))
             server = GrpcServer(_endpoint(config), Services(prefill=node), insecure=config.insecure)
             watch = asyncio.create_task(node.watch_leases())
-            await run_until_told(Served(config, server, "prefill", str(parts.name), node.drain), options)
+            with publishing(config, parts.manager):
+                await run_until_told(Served(config, server, "prefill", str(parts.name), node.drain), options)
             watch.cancel()
         finally:
             parts.close()
@@ -37,6 +39,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
 
 def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
+    from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.node.decode import DecodeNode, DecodeSettings
     from pdkv.rpc.client import GrpcDirectory
@@ -49,7 +52,8 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             settings = DecodeSettings(config.prefill_addresses, config.read_deadline_s, config.allow_fault_injection)
             node = DecodeNode(parts, directory, settings)
             server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)
-            await run_until_told(Served(config, server, "decode", str(parts.name), node.drain), options)
+            with publishing(config, parts.manager):
+                await run_until_told(Served(config, server, "decode", str(parts.name), node.drain), options)
         finally:
             await directory.close()
             parts.close()

@@ -161,6 +161,7 @@ class DecodeNode:
         reservation = parts.manager.reserve(
             prompt.hashes, pages, max_hit_pages=prompt.decode_hit_pages, drop_pages=prompt.drop_pages
         )
+        reservation.public = prompt.public
         try:
             pull = _Pull(self, request, prompt, reservation, link)
             try:

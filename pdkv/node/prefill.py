@@ -150,6 +150,7 @@ class PrefillNode:
         reservation = manager.reserve(
             prompt.hashes, prompt.pages, max_hit_pages=prompt.prefill_hit_pages, drop_pages=prompt.drop_pages
         )
+        reservation.public = prompt.public
         try:
             self.leases.grant(lease_id, request.envelope.sender, self.settings.lease_ttl_s, _now())
             self._lease_added.set()

@@ -7,7 +7,7 @@ contracts reach equal accounts or a bug is found before decode starts. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import xxhash
@@ -16,6 +16,7 @@ from pdkv.contract import Contract
 from pdkv.errors import AccountMismatch, BoundsError, Difference
 from pdkv.ids import PageHashes, UInt32Array
 from pdkv.kvcache.eagle import EagleRule, prefill_resume_tokens, recorded_tokens
+from pdkv.kvcache.events import PublicChain
 from pdkv.kvcache.page_hash import chain, namespace_seed, tail_hash
 from pdkv.node.messages import Account, DraftHandoff, Namespace
 
@@ -34,6 +35,8 @@ class Prompt:
     """32 bytes, or empty when every token lies in a recorded page."""
     drop_pages: int
     """Pages that a lookup gives back of those it found."""
+    public: PublicChain = field(compare=False)
+    """How KV events name its pages; not computed before somebody asks."""
 
     @property
     def pages(self) -> int:
@@ -79,6 +82,9 @@ def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -
         resume_tokens=prefill_resume_tokens(len(tokens), rule, page_tokens=contract.page_tokens),
         drop_pages=1 if rule is EagleRule.DROP_PAGE else 0,
         tail_hash=tail_hash(last, tail) if len(tail) else b"",
+        public=PublicChain(
+            tokens, page_tokens=contract.page_tokens, cache_salt=namespace.cache_salt, bigram=contract.bigram
+        ),
     )
 
 

@@ -1,8 +1,8 @@
 """Subscribers of KV events, with field layouts as their projects have them, in code of our own.
 
-- SGLang up to 0.5.18: `srt/disaggregation/kv_events.py`, events by position (`array_like`)
+- SGLang up to 0.5.19: `srt/disaggregation/kv_events.py`, events by position (`array_like`)
 - vLLM before its pull request 42892 (June 2026): `distributed/kv_events.py`, events by position
-- vLLM since then, and SGLang since 0.5.23: events by name
+- vLLM since then, and SGLang since 0.5.20: events by name
 """
 
 from __future__ import annotations
