@@ -20,13 +20,13 @@ Not thread-safe: one thread calls it. Each call costs the pages and tree nodes i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pdkv.errors import (
     BoundsError,
-    CapacityError,
     DuplicateRequest,
-    NeverFits,
     ProtocolError,
     ReservationDead,
 )
@@ -40,6 +40,7 @@ from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.radix_node import Node, Use
 from pdkv.kvcache.radix_tree import RadixTree
 from pdkv.kvcache.reservation import HeldBack, LeasedPages, Reservation
+from pdkv.kvcache.shortage import never_fits, no_room
 from pdkv.kvcache.verifier import VerifiedPages
 
 __all__ = ["CacheManager", "Reservation"]
@@ -67,6 +68,8 @@ class CacheManager:
         """Since the start, so far."""
         self.observer: Observer | None = None
         """Who wants to hear what the tree has: see `events`."""
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when pages have come free or evictable, amid the manager's work: must not call it back at once."""
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -112,9 +115,7 @@ class CacheManager:
             raise BoundsError("pages to reserve", have, "at least the prompt's, at least 1, no negative limit")
         usable = self.pool.num_pages - 1
         if total_pages > usable:
-            raise NeverFits(
-                f"{total_pages} pages wanted, the whole pool has {usable}", wanted=total_pages, total=usable
-            )
+            raise never_fits(self.pool.fmt, total_pages, usable)
         match = self.tree.match(hashes, limit=max_hit_pages)
         if drop_pages and match.pages.size:
             match = self.tree.match(hashes, limit=max(match.pages.size - drop_pages, 0))
@@ -122,7 +123,7 @@ class CacheManager:
         evictable = self.tree.evictable - self.tree.would_lock(match)
         short = wanted - self.allocator.free_count
         if short > evictable:
-            raise self._no_room(wanted, evictable)
+            raise no_room(self.pool.fmt, wanted, evictable, self.census())
         node = self.tree.boundary(match)
         self.tree.lock(node, use=Use(priority))
         return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, short), node, priority)
@@ -232,9 +233,11 @@ class CacheManager:
         if writers:
             own = self._of(reservation, *_OWN)
             self._hold_back(reservation, own, _LOCAL_WRITER)
+            self.on_room()
             return own
         for state in _OWN:
             self._free(self._of(reservation, state), claim(state, reservation.id))
+        self.on_room()
         return LocalPages.none()
 
     # --- pages that somebody may still write to -------------------------------------------------------------------
@@ -262,6 +265,7 @@ class CacheManager:
         held.pages -= len(pages)
         if not held.pages:
             del self.held_back[reservation.id]
+        self.on_room()
 
     # --- pages that a peer may read after the request has ended ------------------------------------------------------
 
@@ -289,6 +293,7 @@ class CacheManager:
             return False
         self.tree.unlock(kept.node)
         self._free(kept.private, claim(PageState.PRIVATE, kept.holder))
+        self.on_room()
         return True
 
     # --- the moves ------------------------------------------------------------------------------------------------
@@ -364,16 +369,6 @@ class CacheManager:
         """Never given twice, to reservations and leases alike: an old one finds nothing of its own in a reused page."""
         self._last_holder += 1
         return self._last_holder
-
-    def _no_room(self, wanted: int, evictable: int) -> CapacityError:
-        census = self.census()
-        census["locked"] = census["cached"] - evictable
-        return CapacityError(
-            f"{wanted} pages wanted, {census['free']} free and {evictable} evictable",
-            wanted=wanted,
-            evictable=evictable,
-            **census,
-        )
 
     # --- the laws -------------------------------------------------------------------------------------------------
 
