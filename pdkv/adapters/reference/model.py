@@ -28,7 +28,11 @@ try:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers.models.glm_moe_dsa.configuration_glm_moe_dsa import GlmMoeDsaConfig
-    from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaForCausalLM
+    from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import (
+        GlmMoeDsaDecoderLayer,
+        GlmMoeDsaForCausalLM,
+        GlmMoeDsaRMSNorm,
+    )
 except ImportError as e:
     raise MissingDependency("transformers", "the reference engine", "pip install 'pdkv[reference]'") from e
 
@@ -45,9 +49,12 @@ class LoadedModel:
     module: Any
     """A `GlmMoeDsaForCausalLM` in evaluation mode."""
     shape: ModelShape
-    """`indexer_types` are those of the layers as built; draft layers are 0, for transformers builds none."""
+    """`indexer_types` are those of the layers as built, and so is the number of draft layers."""
     weights_id: str
     """"revision:..." or "sha256:...", with the dtype that the weights were turned into."""
+
+    draft: Any = None
+    """A `DraftHead` in evaluation mode, or None."""
 
     @property
     def max_positions(self) -> int:
@@ -60,30 +67,61 @@ def load_model(
     seed: int = 0,
     indexer_types: tuple[str, ...] | None = None,
     dtype: str = "float32",
+    draft_layers: int = 0,
 ) -> LoadedModel:
     """A preset's name gives weights made from `seed`; a directory gives its checkpoint (`seed` is then not used).
 
-    `indexer_types` overrides the config's list ("full" or "shared" a layer). Raises `ConfigError` for an unknown
-    preset, dtype or architecture, a config that transformers refuses, a checkpoint with missing or misshapen weights,
-    or a preset too large to fill with noise.
+    `indexer_types` overrides the config's list ("full" or "shared" a layer). One draft layer can be had with a preset;
+    transformers builds none and reads none from a checkpoint. Raises `ConfigError` for an unknown preset, dtype or
+    architecture, a config that transformers refuses, a checkpoint with missing or misshapen weights, a preset too large
+    to fill with noise, more than one draft layer or one of a checkpoint.
     """
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, ", ".join(DTYPES))
     config = load_config(source)
     if indexer_types is not None:
         config["indexer_types"] = list(indexer_types)
-    shape = model_shape(config, draft_layers=0)
+    shape = model_shape(config, draft_layers=draft_layers)
     if shape.architecture != ARCHITECTURE:
         raise ConfigError("architectures", shape.architecture, ARCHITECTURE)
+    if draft_layers not in (0, 1) or (draft_layers and str(source) not in PRESETS):
+        raise ConfigError("draft_layers", draft_layers, "0, or 1 with a preset: none is read from a checkpoint")
     settings = _settings(config, shape)
+    draft: Any = None
     if str(source) in PRESETS:
         module = _seeded(settings, seed, DTYPES[dtype])
-        weights_id = _digest({"config": config, "seed": seed, "init": INIT_VERSION})
+        facts = {"config": config, "seed": seed, "init": INIT_VERSION}
+        if draft_layers:
+            longer = {**config, "num_hidden_layers": shape.num_layers + 1}
+            longer["mlp_layer_types"] = [*settings.mlp_layer_types, "sparse"]
+            longer_shape = replace(shape, indexer_types=(*shape.indexer_types, FULL))
+            draft = _seeded_draft(_settings(longer, longer_shape), seed, DTYPES[dtype])
+            facts["draft_init"] = DRAFT_INIT_VERSION
+        weights_id = _digest(facts)
     else:
         module = _from_checkpoint(Path(source), settings, DTYPES[dtype])
         weights_id = _checkpoint_id(Path(source), config)
     module.eval().requires_grad_(False)
-    return LoadedModel(module, replace(shape, indexer_types=_built_indexer_types(module)), f"{weights_id}/{dtype}")
+    built = replace(shape, indexer_types=_built_indexer_types(module), draft_layers=int(draft is not None))
+    return LoadedModel(module, built, f"{weights_id}/{dtype}", draft)
+
+
+class DraftHead(torch.nn.Module):
+    """The weights of an MTP layer, named as in checkpoints, but for `model.layers.N.` and what is in `layer`."""
+
+    def __init__(self, settings: Any, layer: int) -> None:
+        super().__init__()
+        width, eps = settings.hidden_size, settings.rms_norm_eps
+        self.enorm = GlmMoeDsaRMSNorm(width, eps)
+        self.hnorm = GlmMoeDsaRMSNorm(width, eps)
+        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        self.layer = GlmMoeDsaDecoderLayer(settings, layer)
+        self.norm = GlmMoeDsaRMSNorm(width, eps)
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Input of the layer, [..., width], from the embeddings of the tokens after and the hidden states."""
+        x: torch.Tensor = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
+        return x
 
 
 def _settings(config: Mapping[str, Any], shape: ModelShape) -> Any:
@@ -114,6 +152,35 @@ def _seeded(settings: Any, seed: int, dtype: torch.dtype) -> Any:
         values = torch.from_numpy(seeded_weight(name, tuple(weight.shape), seed))
         weight.data = values if any(part in name for part in exact) else values.to(dtype)
     return module
+
+
+DRAFT_INIT_VERSION = 1
+"""Part of the weights id, as `INIT_VERSION` is."""
+_DRAFT_KEEPS = (1.0, 0.3)
+"""Of the token's embedding and of the hidden state, what passes through eh_proj; noise a tenth of that beside it. The
+layer itself adds little (`_DRAFT_SPREAD`). Nothing is trained here: the model's residual stream begins with that very
+embedding, so a head that passes it on agrees with the model now and then, where one of pure noise never does.
+"""
+_DRAFT_SPREAD = 0.5
+
+
+def _seeded_draft(settings: Any, seed: int, dtype: torch.dtype) -> DraftHead:
+    """The last layer of `settings`, with its head; weights as `seeded_weight`, but those above."""
+    number = settings.num_hidden_layers - 1
+    with torch.random.fork_rng(devices=[]):
+        head = DraftHead(settings, number)
+    for name, weight in head.named_parameters():
+        full_name = f"model.layers.{number}.{name.removeprefix('layer.')}"
+        values = seeded_weight(full_name, tuple(weight.shape), seed)
+        if "eh_proj" in name:
+            width = weight.shape[0]
+            values = values * np.float32(0.1) + np.hstack([np.eye(width, dtype=np.float32) * k for k in _DRAFT_KEEPS])
+        elif "o_proj" in name or "down_proj" in name:
+            values = values * np.float32(_DRAFT_SPREAD)
+        exact = "mlp.gate.weight" in name  # the router, as in the model
+        weight.data = torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(torch.float32 if exact else dtype)
+    head.eval().requires_grad_(False)
+    return head
 
 
 INIT_VERSION = 1

@@ -70,6 +70,21 @@ def test_placement_does_not_matter(run: NewRun, prompt: Prompt) -> None:
             assert np.array_equal(a, b)
 
 
+def test_verifying_is_forward_token_by_token_bit_for_bit(run: NewRun, prompt: Prompt) -> None:
+    tokens = prompt(140)
+    one, all_at_once, chunk = run(), run(page_seed=2), run(page_seed=3)
+    for r in (one, all_at_once, chunk):
+        r.prefill(tokens[:130])
+    want = [one.engine.forward(tokens[i : i + 1], i, one.pages) for i in range(130, 140)]
+    got = all_at_once.engine.verify(tokens[130:], 130, all_at_once.pages)
+    assert same(list(got.logits), want)
+    assert got.hidden.shape == (10, 128)
+    together = chunk.engine.chunk(tokens[130:], 130, chunk.pages)
+    assert (together.logits.shape, together.hidden.shape) == ((1, 257), (10, 128))
+    assert not same([together.hidden], [got.hidden])  # why it goes one by one
+    assert likeness(together.hidden[-1], got.hidden[-1]) > 0.99
+
+
 ELSEWHERE = """
 import sys
 import numpy as np, torch

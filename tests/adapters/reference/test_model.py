@@ -33,6 +33,34 @@ def test_seeded_weights_are_these_bytes_on_any_machine(tiny: LoadedModel) -> Non
     assert weights_digest(load_model("tiny", seed=1)) != weights_digest(tiny)
 
 
+def test_a_draft_layer_is_one_more_layer_of_the_models_kind(tiny: LoadedModel) -> None:
+    model = load_model("tiny", draft_layers=1)
+    assert weights_digest(model) == weights_digest(tiny)
+    digest = xxhash.xxh3_64()
+    for name, weight in sorted(model.draft.named_parameters()):
+        digest.update(name.encode())
+        digest.update(weight.contiguous().view(torch.uint8).numpy().tobytes())
+    assert digest.hexdigest() == "14a3519b4e169518"
+    assert (model.shape.draft_layers, tiny.shape.draft_layers, tiny.draft) == (1, 0, None)
+    assert type(model.draft.layer) is type(model.module.model.layers[2])
+    assert model.draft.layer.self_attn.indexer is not None
+    assert model.draft.layer.self_attn.layer_idx == 8
+    assert len({tiny.weights_id, model.weights_id, load_model("tiny", draft_layers=1, seed=1).weights_id}) == 3
+
+
+def test_a_draft_layer_in_bfloat16_keeps_its_router_exact() -> None:
+    head = load_model("tiny", draft_layers=1, dtype="bfloat16").draft
+    assert head.layer.mlp.gate.weight.dtype is torch.float32
+    assert {head.eh_proj.weight.dtype, head.layer.self_attn.kv_b_proj.weight.dtype} == {torch.bfloat16}
+
+
+def test_draft_layers_that_it_cannot_have_are_refused(tiny: LoadedModel, tmp_path: Path) -> None:
+    tiny.module.save_pretrained(tmp_path)
+    for source, layers in (("tiny", 2), (tmp_path, 1)):
+        with pytest.raises(ConfigError, match="draft_layers"):
+            load_model(source, draft_layers=layers)
+
+
 def test_seeded_weights_keep_a_spread_of_one() -> None:
     weight = seeded_weight("some.q_proj.weight", (64, 400), 0)
     assert abs(weight.std() * 20 - 1) < 0.02
