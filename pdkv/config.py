@@ -193,6 +193,12 @@ class DecodeConfig(NodeConfig):
     """Used in turn for requests that name none."""
     allow_fault_injection: bool = False
     """Let a request damage what was read, to show that the damage is found."""
+    rank_addresses: Addresses = ()
+    """The other ranks of a decode group that this node leads (`pdkv rank`), with settings as its own."""
+
+
+class RankConfig(NodeConfig):
+    """A rank of a decode group, which is not its leader."""
 
 
 class RouterConfig(ServiceConfig):
@@ -204,7 +210,7 @@ class RouterConfig(ServiceConfig):
     """Decode nodes to send requests to."""
 
 
-ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RouterConfig)
+ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RankConfig, RouterConfig)
 AnyConfig = TypeVar("AnyConfig", bound=ServiceConfig)
 
 

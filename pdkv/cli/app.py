@@ -17,6 +17,7 @@ from pdkv.cli.demo import demo
 from pdkv.cli.generate import generate
 from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
+from pdkv.cli.rank import rank
 from pdkv.errors import PdkvError
 
 BAD_INPUT = 2
@@ -51,6 +52,7 @@ app.command("demo")(demo)
 app.command("plan")(plan)
 app.command("prefill")(prefill)
 app.command("decode")(decode)
+app.command("rank")(rank)
 app.command("router")(router)
 app.command("generate")(generate)
 

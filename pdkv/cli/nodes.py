@@ -41,20 +41,28 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.kvcache.eviction import eviction_order
     from pdkv.node.decode import DecodeNode, DecodeSettings
+    from pdkv.node.group import lead
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
 
     async def serve() -> None:
         parts = build_parts(config)
         directory = GrpcDirectory(insecure=config.insecure)
+        group = None
         try:
+            if config.rank_addresses:
+                ranks = [directory.rank(address) for address in config.rank_addresses]
+                parts, group = await lead(parts, ranks, order=eviction_order(config.eviction))
             settings = DecodeSettings(config.prefill_addresses, config.read_deadline_s, config.allow_fault_injection)
             node = DecodeNode(parts, directory, settings)
             server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)
             with publishing(config, parts.manager):
                 await run_until_told(Served(config, server, "decode", str(parts.name), node.drain), options)
         finally:
+            if group is not None:
+                await group.close()
             await directory.close()
             parts.close()
 

@@ -22,6 +22,7 @@ import numpy as np
 from pdkv.errors import BadPage, ConfigError, DigestMismatch, IntegrityError
 from pdkv.geometry.page_layout import Group as Cache
 from pdkv.ids import LocalPages, PageHashes, ReservationId, UInt32Array, UInt64Array
+from pdkv.kvcache.eviction import EvictionOrder
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Arrival, VerifiedPages, Verifier
@@ -39,11 +40,15 @@ _NAMED_IN_TEXT = 16
 
 
 async def lead(
-    parts: NodeParts, ranks: Sequence[RankPort], settings: GroupSettings | None = None
+    parts: NodeParts,
+    ranks: Sequence[RankPort],
+    settings: GroupSettings | None = None,
+    *,
+    order: EvictionOrder | None = None,
 ) -> tuple[NodeParts, Group]:
     """Parts of a node that hasn't served yet, as the leader's of a group with these other ranks.
 
-    Raises `ConfigError` for parts that draft, and what `RankPort.join` raises.
+    `order` is that of all ranks' trees. Raises `ConfigError` for parts that draft, and what `RankPort.join` raises.
     """
     if parts.drafter is not None:
         raise ConfigError("speculation", parts.contract.speculation, "none: a group's engine drafts by itself")
@@ -51,7 +56,7 @@ async def lead(
     group = Group([Member(rank, await rank.join(joining)) for rank in ranks], settings or GroupSettings())
     of_all = replace(
         parts,
-        manager=GroupManager(parts.pool, group),
+        manager=GroupManager(parts.pool, group, order),
         verifier=GroupVerifier(parts.pool, parts.verifier.algorithm, group),
         transfer=GroupTransfer(parts.transfer, group),
         engine=GroupEngine(parts.engine, group),
@@ -64,8 +69,8 @@ class GroupManager(CacheManager):
     """The leader's manager. Each call that changed something is an entry of the log; one that raised has changed
     nothing, and is none."""
 
-    def __init__(self, pool: SlotPool, group: Group) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: SlotPool, group: Group, order: EvictionOrder | None = None) -> None:
+        super().__init__(pool, order=order)
         self._group = group
 
     def reserve(

@@ -50,6 +50,8 @@ class GroupTransfer:
         return self._local.backend_name
 
     def add_peer(self, peer: PeerName, metadata: bytes, checksum: int, pool: PoolMap) -> Future[None]:
+        """Raises `PeerLost` at once, as `read`, if the group is broken."""
+        self._group.require_whole()
         new = NewPeer(peer, metadata, checksum, pool)
         return self._with_ranks(self._local.add_peer(peer, metadata, checksum, pool), lambda rank: rank.add_peer(new))
 
@@ -58,6 +60,7 @@ class GroupTransfer:
 
     def read(self, order: ReadOrder) -> Future[ReadOutcome]:
         """Numbers of the outcome are this rank's own, its status is the group's."""
+        self._group.require_whole()
         joined: Future[ReadOutcome] = Future()
         joined.set_running_or_notify_cancel()
         self._last_id += 1

@@ -1,4 +1,4 @@
-"""Clients of the three services, and the directory that keeps one channel an address.
+"""Clients of the services, and the directory that keeps one channel an address.
 
 Guarantees: every failure is a `PdkvError` (the one the server raised, if it did); cancelling the caller cancels the
 call, and `asyncio.CancelledError` passes through; closing an event stream early cancels it at the server; every call
@@ -8,7 +8,7 @@ has a deadline; nothing is retried.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from pdkv.errors import DeadlineExceeded, PeerLost, ProtocolError
+from pdkv.errors import DeadlineExceeded, PeerLost, ProtocolError, WrongIncarnation
+from pdkv.ids import PeerName, UInt64Array
+from pdkv.kvcache.verifier import Arrival
 from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,
@@ -27,10 +29,11 @@ from pdkv.node.messages import (
     PrefillRequest,
     RouterStatus,
 )
-from pdkv.rpc.convert import checks, common, generate, intro, prefill
+from pdkv.node.ranks import Entry, Joining, NewPeer, RankOutcome, RankRead, RankStep
+from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.transport import open_channel
-from pdkv.v1 import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, router_pb2_grpc
+from pdkv.v1 import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, rank_pb2, rank_pb2_grpc, router_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,11 @@ class ClientSettings:
     """Of lease calls and status."""
 
 
-class Client:
+RANK_TIMEOUT_S = 600.0
+"""Of a rank's call that computes, digests or waits: the leader's own deadlines are shorter."""
+
+
+class _Client:
     """One service at one address."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
@@ -68,7 +75,7 @@ class Client:
             raise PeerLost(f"{what}: the connection to {self.address} was closed here", address=self.address) from None
 
 
-class GrpcPrefillPeer(Client):
+class GrpcPrefillPeer(_Client):
     """`node.ports.PrefillPeer` over gRPC."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
@@ -119,7 +126,7 @@ class GrpcPrefillPeer(Client):
         return common.status_from_pb(reply)
 
 
-class _GenerateClient(Client):
+class _GenerateClient(_Client):
     """The token stream, the same at a decode node and at a router."""
 
     _stub: Any
@@ -159,6 +166,61 @@ class GrpcRouterClient(_GenerateClient):
         return common.router_status_from_pb(reply)
 
 
+class GrpcRank(_Client):
+    """`node.ranks.RankPort` over gRPC."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
+        super().__init__(address, channel, settings)
+        self._stub: Any = rank_pb2_grpc.RankStub(channel)
+        self._leader: PeerName | None = None
+
+    async def join(self, joining: Joining) -> PeerName:
+        message = rank.joining_to_pb(joining)
+        async with self._call("Join", message):
+            reply = await self._stub.Join(message, timeout=self._settings.connect_timeout_s, wait_for_ready=True)
+        self._leader = joining.leader
+        return common.peer_from_pb(reply)
+
+    async def apply(self, first: int, entries: Sequence[Entry]) -> None:
+        await self._say("Apply", rank.entries_to_pb(self._own, first, entries))
+
+    async def add_peer(self, peer: NewPeer) -> None:
+        await self._say("AddPeer", rank.new_peer_to_pb(self._own, peer))
+
+    async def remove_peer(self, peer: PeerName) -> None:
+        await self._say(
+            "RemovePeer", rank_pb2.RankPeer(leader=common.peer_to_pb(self._own), name=common.peer_to_pb(peer))
+        )
+
+    async def read(self, read: RankRead) -> RankOutcome:
+        reply = await self._say("Read", rank.read_to_pb(self._own, read))
+        return rank.outcome_from_pb(reply, len(read.order))
+
+    async def cancel(self, read_id: int) -> None:
+        await self._say("CancelRead", rank_pb2.RankReadId(leader=common.peer_to_pb(self._own), read_id=read_id))
+
+    async def settled(self, read_id: int) -> None:
+        await self._say("Settled", rank_pb2.RankReadId(leader=common.peer_to_pb(self._own), read_id=read_id))
+
+    async def verify(self, arrival: Arrival, after: int) -> UInt64Array:
+        reply = await self._say("Verify", rank.arrival_to_pb(self._own, arrival, after))
+        return rank.digests_from("digests", reply.digests, len(arrival.pages))
+
+    async def step(self, step: RankStep) -> int:
+        reply = await self._say("Step", rank.step_to_pb(self._own, step))
+        return int(reply.logits_digest)
+
+    @property
+    def _own(self) -> PeerName:
+        if self._leader is None:
+            raise WrongIncarnation(f"{self.address} was not joined")
+        return self._leader
+
+    async def _say(self, call: str, message: checks.Message) -> Any:
+        async with self._call(call, message):
+            return await getattr(self._stub, call)(message, timeout=RANK_TIMEOUT_S)
+
+
 class GrpcDirectory:
     """`node.ports.PrefillDirectory` and `router.service.DecodeDirectory`: clients by address, over one channel each."""
 
@@ -178,6 +240,10 @@ class GrpcDirectory:
     def router(self, address: str) -> GrpcRouterClient:
         """As `peer`, for the router service."""
         return GrpcRouterClient(address, self._channel(address), self._settings)
+
+    def rank(self, address: str) -> GrpcRank:
+        """As `peer`, for a rank of a decode group."""
+        return GrpcRank(address, self._channel(address), self._settings)
 
     async def close(self) -> None:
         """Calls that still run end with `PeerLost`."""
