@@ -21,14 +21,14 @@ from tests.node.scene import turns, until
 from tests.node.toy import make_parts
 
 FACTS = ContractFacts(weights_id="toy")
-HASTY = TransferSettings(connect_s=0.5, probe_s=0.5)
 
 
 class Town:
     """One node with a book, and as many lives of others as a test wants."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TransferSettings) -> None:
         self.net = LoopbackNet()
+        self.settings = settings
         self.lives: list[NodeParts] = []
         self.here = self.life("here")
         self.book = PeerBook(self.here)
@@ -42,7 +42,7 @@ class Town:
         self.here.transfer.add_peer = add_peer  # type: ignore[method-assign]
 
     def life(self, name: str, facts: ContractFacts = FACTS) -> NodeParts:
-        self.lives.append(make_parts(name, facts, self.net, pages=4, settings=HASTY))
+        self.lives.append(make_parts(name, facts, self.net, pages=4, settings=self.settings))
         return self.lives[-1]
 
     def close(self) -> None:
@@ -50,9 +50,9 @@ class Town:
             life.close()
 
 
-def live(scenario: Callable[[Town], Any]) -> None:
+def live(scenario: Callable[[Town], Any], **settings: float) -> None:
     async def main() -> None:
-        town = Town()
+        town = Town(TransferSettings(**settings))  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(20):
                 await scenario(town)
@@ -192,7 +192,7 @@ def test_an_old_life_that_hangs_holds_the_new_one_up_for_a_probe_and_keeps_its_r
         town.net.settle(first.name)
         await until(lambda: set(core.peers) == {second.name})
 
-    live(scenario)
+    live(scenario, probe_s=0.3)
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(FaultKind.FAIL, TransferError), (FaultKind.HANG, DeadlineExceeded)])
@@ -209,7 +209,7 @@ def test_a_peer_whose_first_read_fails_may_try_again(fault: FaultKind, kind: typ
         await town.book.admit(peer.intro())
         assert town.book.states == {peer.name: PeerState.READY}
 
-    live(scenario)
+    live(scenario, connect_s=1.0)
 
 
 def test_a_peer_under_suspicion_is_added_again_and_one_that_is_gone_stays_gone() -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from pdkv.contract import Topology
 from pdkv.errors import ContractMismatch
-from pdkv.ids import RequestId
+from pdkv.ids import LocalPages, RequestId
 from pdkv.kvcache.page_digest import digest_pages
 from pdkv.node.messages import GenerateRequest, Namespace, Sampling
 from pdkv.node.prompt import plan_prompt
 from tests.node.scene import alone, answers, recovered, request, rested, run
-from tests.node.toy import Pair, make_pair
+from tests.node.toy import PAGE, Pair, make_pair
 
 PLACEMENTS = ("page_major", "layer_major")
 RULES: dict[str, dict[str, Any]] = {
@@ -142,6 +142,23 @@ def test_output_pages_are_never_taken_for_a_prompt(rule: str) -> None:
         await recovered(pair)
 
     run(scenario, make_pair(both=RULES[rule]))
+
+
+def test_a_tail_page_is_unsealed_before_decode_writes_into_it() -> None:
+    async def scenario(pair: Pair) -> None:
+        parts = pair.decode.parts
+        sealed: list[bool] = []
+        forward = parts.engine.forward
+
+        def looking(tokens: Any, start: int, pages: LocalPages) -> Any:
+            sealed.extend(parts.pool.table.sealed(pages[start // PAGE : start // PAGE + 1]).tolist())
+            return forward(tokens, start, pages)
+
+        parts.engine.forward = looking  # type: ignore[method-assign]
+        await answers(pair.decode.generate(request(100)))
+        assert sealed == [False] * 7
+
+    run(scenario, make_pair())
 
 
 def test_only_equal_namespaces_share_pages() -> None:

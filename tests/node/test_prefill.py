@@ -228,7 +228,7 @@ def test_many_leases_end_each_at_its_own_time() -> None:
         watch.cancel()
         await recovered(pair)
 
-    run(scenario, make_pair(ttl_s=0.1))
+    run(scenario, make_pair(ttl_s=0.3))
 
 
 @pytest.mark.parametrize("taken", range(6))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pdkv.errors import CapacityError, DeadlineExceeded, LeaseExpired, PeerLost, TransferError
-from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import GenerateRequest, Sampling, Token
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from tests.node.scene import alone, recovered, request, run, turns
@@ -99,5 +98,4 @@ def test_pages_add_up_and_answers_are_right_whatever_happens(seed: int) -> None:
         watch.cancel()
         await recovered(pair)
 
-    settings = DecodeSettings(prefill_addresses=("p0",), read_deadline_s=0.5)
-    run(scenario, make_pair(pages=PAGES + 1, settings=settings))
+    run(scenario, make_pair(pages=PAGES + 1))
