@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,25 @@ def test_a_stream_that_just_ends_is_no_success(capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("pdkv: PeerLost: ")
+
+
+def test_an_interrupt_ends_it_here_and_at_the_node() -> None:
+    async def body() -> None:
+        stream = Stream(*EVENTS[:1], hangs=True)
+        async with serving(decode=FakeDecode(stream)) as (server, _), asyncio.timeout(30.0):
+            command = ["-m", "pdkv.cli", "generate", "hello", "--decode", server.address]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            assert process.stdout is not None
+            assert await process.stdout.readexactly(1) == b"o"
+            process.send_signal(signal.SIGINT)
+            assert await process.communicate() == (b"", b"")
+            assert process.returncode == 130
+            await stream.ended.wait()
+            assert stream.end == "CancelledError"
+
+    asyncio.run(body())
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
