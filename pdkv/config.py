@@ -137,7 +137,18 @@ class NodeConfig(ServiceConfig):
     eagle_rule: Literal["none", "bigram", "drop_page"] = "none"
     """How a prefix hit falls back for a draft head; the same on both nodes."""
     rollback_tokens: Count = 0
-    """Most tokens a rejected draft rolls back; the same on both nodes."""
+    """Most tokens a rejected draft rolls back, where an engine drafts by itself; the same on both nodes."""
+    speculation: Literal["none", "mtp", "oracle"] = "none"
+    """How decode drafts: mtp by the model's draft layer, whose rows are in the pages; oracle by asking the model
+    beforehand, for tests and demonstrations only. The same on both nodes."""
+    draft_tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    """Most tokens drafted, and rolled back, in a step of speculation; the same on both nodes."""
+    draft_topk: Annotated[int, Field(ge=1, le=64)] = 1
+    """Candidates of the draft layer that prefill hands over; the first is what is drafted."""
+    index_sharing: bool = False
+    """Let the rows of one draft share what the indexer selected at its beginning; without effect above draft_topk 1."""
+    oracle_acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """Share of its drafts that an oracle gets right."""
     backend: Literal["nixl", "loopback"] = "nixl"
     """What carries the pages; loopback works within one process only."""
     ucx_tls: str = ""
@@ -165,6 +176,12 @@ class NodeConfig(ServiceConfig):
             raise ValueError("pool_pages: either pool_pages or pool_bytes, not both")
         if (self.memory == "file") != bool(self.memory_path):
             raise ValueError('memory_path: a path when memory is "file", and only then')
+        if self.draft_layers != 0 and (self.draft_layers, self.speculation) != (1, "mtp"):
+            raise ValueError('draft_layers: 0, or 1 when speculation is "mtp", which implies it')
+        if self.speculation == "mtp" and self.eagle_rule == "drop_page":
+            raise ValueError("eagle_rule: bigram, which speculation mtp implies")
+        if self.speculation != "none" and self.rollback_tokens:
+            raise ValueError("rollback_tokens: 0, as with speculation it is draft_tokens")
         if self.events_replay and not self.events_address:
             raise ValueError("events_replay: only with an events_address")
         return self

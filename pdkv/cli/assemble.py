@@ -1,22 +1,24 @@
 """Builds a node from its configuration: model, pool, contract, tree, transfer engine, in this order.
 
 Guarantees: the contract's layer lists come from the layers that the engine built, and the pool's segments from the same
-lists; the transfer engine, which is the first part with a thread, starts only when the others could be made.
+lists; the transfer engine, which is the first part with a thread, starts only when the others could be made; what the
+contract says of drafting is what is effective, not what was asked for.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from typing import Any
 
 import torch
 
 from pdkv import __version__
 from pdkv.adapters.reference.engine import ReferenceEngine
 from pdkv.adapters.reference.model import LoadedModel, load_model
+from pdkv.adapters.reference.mtp import MtpDrafter
 from pdkv.config import DecodeConfig, NodeConfig
 from pdkv.contract import Contract, ContractFacts, build_contract
-from pdkv.errors import ConfigError
 from pdkv.geometry.page_layout import PageFormat, page_format
 from pdkv.ids import NodeId, PeerName, new_incarnation
 from pdkv.kvcache.manager import CacheManager
@@ -24,6 +26,8 @@ from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import Worker
+from pdkv.node.oracle import Oracle
+from pdkv.node.ports import Drafter
 from pdkv.transfer.backends import backend_factory
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
@@ -33,9 +37,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
     """Raises `ConfigError` naming the field that can't be used."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    if config.draft_layers:
-        raise ConfigError("draft_layers", config.draft_layers, "0: transformers' model builds no draft layer")
-    model = load_model(config.model, seed=config.seed, indexer_types=config.indexer_types)
+    model = model_of(config)
     fmt = page_format(model.shape, main_row=config.main_row)
     pool = SlotPool.create(
         fmt,
@@ -46,10 +48,11 @@ def build_parts(config: NodeConfig) -> NodeParts:
         device=config.device,
     )
     engine = ReferenceEngine(model, pool)
+    contract = contract_of(config, model, fmt)
     name = PeerName(NodeId(config.node_id), new_incarnation())
     return NodeParts(
         name=name,
-        contract=contract_of(config, model, fmt),
+        contract=contract,
         pool=pool,
         manager=CacheManager(pool),
         verifier=Verifier(pool, config.digest),
@@ -57,7 +60,23 @@ def build_parts(config: NodeConfig) -> NodeParts:
         engine=engine,
         steps=Worker("engine"),
         digests=Worker("digests"),
+        drafter=drafter_of(config, contract, model, engine),
     )
+
+
+def model_of(config: NodeConfig) -> LoadedModel:
+    """With its draft layer if that is what drafts."""
+    layers = int(config.speculation == "mtp")
+    return load_model(config.model, seed=config.seed, indexer_types=config.indexer_types, draft_layers=layers)
+
+
+def drafter_of(config: NodeConfig, contract: Contract, model: LoadedModel, engine: ReferenceEngine) -> Drafter | None:
+    """An oracle drafts on the engine, a draft layer in its pool; None without speculation."""
+    if config.speculation == "mtp":
+        return MtpDrafter(model, engine.pool, topk=contract.draft_topk, index_sharing=contract.index_sharing)
+    if config.speculation == "oracle":
+        return Oracle(engine, contract.vocab_size, acceptance=config.oracle_acceptance, seed=config.seed)
+    return None
 
 
 def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Contract:
@@ -65,9 +84,7 @@ def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Cont
     unchecked = config.digest == "none"
     facts = ContractFacts(
         weights_id=model.weights_id,
-        speculation="none" if config.eagle_rule == "none" else "eagle",
-        eagle_rule=config.eagle_rule,
-        rollback_tokens=config.rollback_tokens,
+        **_draft_facts(config),
         placement=config.placement,
         digest_algorithms=("xxh3_64", "none") if unchecked and isinstance(config, DecodeConfig) else (config.digest,),
         version=__version__,
@@ -75,6 +92,23 @@ def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Cont
         gpu=torch.cuda.get_device_name() if config.device.startswith("cuda") else "",
     )
     return build_contract(model.shape, fmt, identity=facts)
+
+
+def _draft_facts(config: NodeConfig) -> dict[str, Any]:
+    """What the contract says of drafting. An engine that drafts by itself is known by its rule."""
+    if config.speculation == "none":
+        spoken = "none" if config.eagle_rule == "none" else "eagle"
+        return {"speculation": spoken, "eagle_rule": config.eagle_rule, "rollback_tokens": config.rollback_tokens}
+    facts: dict[str, Any] = {
+        "speculation": config.speculation,
+        "eagle_rule": config.eagle_rule,
+        "rollback_tokens": config.draft_tokens,
+        "draft_tokens": config.draft_tokens,
+    }
+    if config.speculation == "mtp":
+        sharing = config.index_sharing and config.draft_topk == 1
+        facts |= {"eagle_rule": "bigram", "draft_topk": config.draft_topk, "index_sharing": sharing}
+    return facts
 
 
 def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool) -> TransferEngine:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from pdkv.adapters.reference.model import load_model
+from pdkv.adapters.reference.mtp import MtpDrafter
 from pdkv.cli.assemble import build_parts, contract_of
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
-from pdkv.contract import Contract, require_compatible
+from pdkv.contract import Contract, diff, require_compatible
 from pdkv.errors import ConfigError, ContractMismatch
 from pdkv.geometry.page_layout import Group, page_format
 from pdkv.node.base import NodeParts
+from pdkv.node.oracle import Oracle
 
 OTHER_LIST = ("full", "full", "shared", "shared", "shared", "full", "shared", "full")
 
@@ -119,10 +121,41 @@ def test_what_both_must_share_comes_from_the_settings() -> None:
         assert one.contract.weights_id != other.contract.weights_id
 
 
+def test_a_draft_layer_is_built_in_the_pages_and_in_the_contract() -> None:
+    with parts_of(speculation="mtp", draft_tokens=2, draft_layers=1, eagle_rule="bigram") as parts, parts_of() as plain:
+        contract = parts.contract
+        assert (contract.speculation, contract.eagle_rule, contract.bigram) == ("mtp", "bigram", True)
+        assert (contract.draft_layers, contract.draft_tokens, contract.rollback_tokens) == (1, 2, 2)
+        assert (contract.draft_topk, contract.index_sharing) == (1, False)
+        extra = {s.name for s in parts.pool.fmt.segments} - {s.name for s in plain.pool.fmt.segments}
+        assert extra == {"draft_main.8", "draft_index.8"}
+        assert isinstance(parts.drafter, MtpDrafter)
+        assert plain.drafter is None
+        assert {d.field for d in diff(contract, plain.contract)} >= {
+            "draft_layers",
+            "weights_id",
+            "speculation",
+            "bigram",
+        }
+
+
+def test_an_oracle_needs_no_pages() -> None:
+    with parts_of(speculation="oracle", draft_tokens=4) as parts, parts_of() as plain:
+        assert isinstance(parts.drafter, Oracle)
+        assert (parts.contract.speculation, parts.contract.rollback_tokens) == ("oracle", 4)
+        fields = {d.field for d in diff(parts.contract, plain.contract)}
+        assert fields == {"speculation", "rollback_tokens", "draft_tokens"}
+
+
+@pytest.mark.parametrize(("topk", "effective"), [(1, True), (2, False)])
+def test_the_contract_has_the_effective_sharing_not_the_one_asked_for(topk: int, effective: bool) -> None:
+    with parts_of(speculation="mtp", index_sharing=True, draft_topk=topk) as parts:
+        assert (parts.contract.draft_topk, parts.contract.index_sharing) == (topk, effective)
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"draft_layers": 1}, "draft_layers"),
         ({"model": "glm-9"}, "model"),
         ({"model": "glm-5.3"}, "preset with seeded weights"),
         ({"main_row": "int8"}, "main_row"),

@@ -31,7 +31,7 @@ class ReferenceEngine:
         self.shape: ModelShape = model.shape
         self.weights_id: str = model.weights_id
         self._model = model
-        self._pool = pool
+        self.pool = pool
         _check_pool(model, pool)
         self._layers = tuple(
             LayerRows(pool, i, indexed=kind == FULL) for i, kind in enumerate(model.shape.indexer_types)
@@ -65,7 +65,7 @@ class ReferenceEngine:
         self._check(tokens, start, stop, pages)
         device = self._model.module.device
         with torch.inference_mode():
-            at = Window.of(start, stop, _column(pages.array, device), self._pool.fmt.page_tokens)
+            at = Window.of(start, stop, _column(pages.array, device), self.pool.fmt.page_tokens)
             out = self._model.module.model(
                 input_ids=_column(tokens, device)[None],
                 position_ids=torch.arange(start, stop, device=device)[None],
@@ -82,15 +82,15 @@ class ReferenceEngine:
         worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
         if not 0 <= worst < self.shape.vocab_size:
             raise BoundsError("token id", worst, f"0 to {self.shape.vocab_size - 1}")
-        room = min(len(pages) * self._pool.fmt.page_tokens, self._model.max_positions)
+        room = min(len(pages) * self.pool.fmt.page_tokens, self._model.max_positions)
         if not 0 <= start < stop <= room:
             raise BoundsError(
                 "positions",
                 f"[{start}, {stop})",
                 f"within [0, {room}) ({len(pages)} pages, {self._model.max_positions} positions of the model)",
             )
-        if int(pages.array.max()) >= self._pool.num_pages:
-            raise BoundsError("page id", int(pages.array.max()), f"1 to {self._pool.num_pages - 1}")
+        if int(pages.array.max()) >= self.pool.num_pages:
+            raise BoundsError("page id", int(pages.array.max()), f"1 to {self.pool.num_pages - 1}")
 
 
 def _column(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
