@@ -5,7 +5,6 @@ Guarantees: heavy imports happen when a command runs; parts are closed in order 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from pdkv.cli.options import ServeOptions, config_command
@@ -19,6 +18,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.node.flow import together
     from pdkv.node.prefill import PrefillNode, PrefillSettings
     from pdkv.rpc.server import GrpcServer, Services
 
@@ -27,10 +27,12 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
         try:
             node = PrefillNode(parts, PrefillSettings(config.chunk_tokens, config.lease_ttl_s))
             server = GrpcServer(_endpoint(config), Services(prefill=node), insecure=config.insecure)
-            watch = asyncio.create_task(node.watch_leases())
-            with publishing(config, parts.manager):
-                await run_until_told(Served(config, server, "prefill", str(parts.name), node.drain), options)
-            watch.cancel()
+            async with together() as group:
+                # Were leases never ended, pages would never be: the node doesn't outlive its watch.
+                watch = group.create_task(node.watch_leases())
+                with publishing(config, parts.manager):
+                    await run_until_told(Served(config, server, "prefill", str(parts.name), node.drain), options)
+                watch.cancel()
         finally:
             parts.close()
 

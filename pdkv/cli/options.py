@@ -24,7 +24,8 @@ class ServeOptions:
     """How a serving process is run, beside what it serves."""
 
     json: bool
-    exit_with_parent: bool
+    exit_with: int | None
+    """Id of the process that started this one, and whose end is this one's end too."""
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -35,14 +36,14 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
 
     def command(**given: Any) -> None:
         path = given.pop("config")
-        options = ServeOptions(json=given.pop("json"), exit_with_parent=given.pop("exit_with_parent"))
+        options = ServeOptions(json=given.pop("json"), exit_with=given.pop("exit_with"))
         run(resolve(cls, given, path), options)
 
     parameters = [_field_parameter(name, cls) for name in cls.model_fields]
     parameters += [
         _parameter("config", Path | None, None, "YAML file with these settings; a flag or variable wins over it."),
         _parameter("json", bool, False, "Say where the node serves as one JSON line on stdout, once it does."),
-        _parameter("exit_with_parent", bool, False, "End when the process that started this one ends."),
+        _parameter("exit_with", int | None, None, "Process id of the parent: end when it ends, however it does."),
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -22,19 +22,19 @@ from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, PeerLost
 from pdkv.node.flow import deadline
 from pdkv.rpc.server import GrpcServer
+from pdkv.rpc.transport import require_plain_text
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Let the kernel end this process (SIGKILL) when its parent ends. Raises `PeerLost` if that has happened already.
+def die_with(parent: int) -> None:
+    """Let the kernel end this process (SIGKILL) when its parent, process `parent`, ends. Raises `PeerLost` if it has.
 
     Linux only; elsewhere it does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise PeerLost("the process that started this one has ended", parent=parent)
@@ -88,8 +88,9 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
 
 def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], options: ServeOptions) -> None:
     """The whole life of a serving process."""
-    if options.exit_with_parent:
-        die_with_parent()
+    if options.exit_with is not None:
+        die_with(options.exit_with)
+    require_plain_text(insecure=config.insecure)
     set_up_logging(config)
 
     async def main() -> None:

@@ -119,7 +119,7 @@ def allocate(
 def _from_torch(buffer_bytes: Sequence[int], device: str) -> PoolMemory:
     try:
         buffers = [torch.empty(n, dtype=torch.uint8, device=device) for n in buffer_bytes]
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         raise ConfigError("pool bytes", sum(buffer_bytes), f"what {device} grants ({error})") from error
     return PoolMemory("torch", buffers, [b.data_ptr() for b in buffers], "not asked for: torch's allocator decides")
 

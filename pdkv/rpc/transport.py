@@ -36,7 +36,7 @@ _CHANNEL_OPTIONS: Options = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 _SERVER_OPTIONS: Options = [
     *_LIMITS,
@@ -76,7 +76,7 @@ def advertised(endpoint: Endpoint, port: int) -> str:
 
 def open_channel(address: str, *, insecure: bool) -> grpc.aio.Channel:
     """Connects on first use. Raises `ConfigError` for an address that isn't host:port."""
-    _require_plain_text(insecure=insecure)
+    require_plain_text(insecure=insecure)
     return grpc.aio.insecure_channel(f"dns:///{require_address('address', address)}", options=_CHANNEL_OPTIONS)
 
 
@@ -86,14 +86,14 @@ def make_server(interceptors: list[grpc.aio.ServerInterceptor]) -> grpc.aio.Serv
 
 def open_port(server: grpc.aio.Server, bind: str, *, insecure: bool) -> int:
     """The bound port. Raises `ConfigError` if the address can't be bound."""
-    _require_plain_text(insecure=insecure)
+    require_plain_text(insecure=insecure)
     try:
         return server.add_insecure_port(require_address("bind", bind))
     except RuntimeError as error:
         raise ConfigError("bind", bind, f"an address that is free here ({error})") from error
 
 
-def _require_plain_text(*, insecure: bool) -> None:
+def require_plain_text(*, insecure: bool) -> None:
     """The place where credentials come in."""
     if not insecure:
         raise ConfigError("insecure", insecure, "true: plain text must be named, and is all there is so far")

@@ -94,8 +94,8 @@ def test_a_switch_can_be_turned_off_again(tmp_path: Path) -> None:
 
 def test_how_it_is_run_stands_beside_the_config() -> None:
     command = Command()
-    assert command()[1] == ServeOptions(json=False, exit_with_parent=False)
-    assert command("--json", "--exit-with-parent")[1] == ServeOptions(json=True, exit_with_parent=True)
+    assert command()[1] == ServeOptions(json=False, exit_with=None)
+    assert command("--json", "--exit-with", "7")[1] == ServeOptions(json=True, exit_with=7)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_unknown_name_is_refused_wherever_it_stands(
 def test_every_field_has_a_flag_and_words(role: str, cls: type[ServiceConfig]) -> None:
     command = config_command(cls, lambda config, options: None, doc="Nothing.")
     parameters = inspect.signature(command).parameters
-    assert set(parameters) == {*cls.model_fields, "config", "json", "exit_with_parent"}
+    assert set(parameters) == {*cls.model_fields, "config", "json", "exit_with"}
     for name, parameter in parameters.items():
         words = parameter.annotation.__metadata__[0].help
         assert len(words) > 20, f"{role} {name}: {words!r}"

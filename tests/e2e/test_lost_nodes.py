@@ -62,6 +62,7 @@ def test_prefill_is_killed_and_its_successor_serves(world: World, spare: Spare) 
         asked = asyncio.create_task(world.ask(world.request(31, LONG, first)))
         await under_way(world, asked)
         first.kill()
+        await first.wait()
         with pytest.raises(PdkvError) as lost:
             await asyncio.wait_for(asked, 30)
         assert isinstance(lost.value, PeerLost)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -115,7 +116,8 @@ class Fleet:
 
 def command(role: str, name: str, flags: Mapping[str, str | int | bool]) -> list[str]:
     """The command line of a node; a flag of True is a switch, of False is left out."""
-    line = [sys.executable, "-m", "pdkv.cli", role, "--node-id", name, "--json", "--exit-with-parent"]
+    line = [sys.executable, "-m", "pdkv.cli", role, "--node-id", name, "--json"]
+    line += ["--exit-with", str(os.getpid())]
     for flag, value in flags.items():
         option = "--" + flag.replace("_", "-")
         if value is True:

@@ -75,6 +75,9 @@ def namespace_from_pb(message: common_pb2.Namespace) -> Namespace:
 
 def sampling_to_pb(sampling: Sampling) -> common_pb2.Sampling:
     checks.within("sampling.seed", sampling.seed, 0, MAX_SEED)
+    checks.within("sampling.max_tokens", sampling.max_tokens, 1, checks.MAX_TOKENS)
+    for token in sampling.stop_tokens:
+        checks.within("sampling.stop_tokens", token, 0, 2**32 - 1)
     return common_pb2.Sampling(**dataclasses.asdict(sampling))
 
 
@@ -110,6 +113,8 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         peers=status.peers,
         contract=contract_to_pb(status.contract),
         quarantine=status.quarantine,
+        queued=status.queued,
+        preemptions=status.preemptions,
     )
 
 
@@ -127,6 +132,8 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         peers=_texts("peers", message.peers),
         contract=contract_from_pb(message.contract),
         quarantine=_texts("quarantine", message.quarantine),
+        queued=message.queued,
+        preemptions=message.preemptions,
     )
 
 

@@ -4,6 +4,7 @@ A router stands for a node here: it is one to the fleet, and starts without a mo
 """
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def with_fleet(body: Callable[[Fleet], Awaitable[None]]) -> None:
 def test_the_command_line() -> None:
     line = command("decode", "d0", {"model": "tiny", "pool_pages": 9, "insecure": True, "require_rdma": False})
     assert line[:4] == [sys.executable, "-m", "pdkv.cli", "decode"]
-    assert " ".join(line[4:]) == "--node-id d0 --json --exit-with-parent --model tiny --pool-pages 9 --insecure"
+    assert " ".join(line[4:]) == f"--node-id d0 --json --exit-with {os.getpid()} --model tiny --pool-pages 9 --insecure"
 
 
 def test_a_node_is_started_stopped_and_killed() -> None:
