@@ -1,7 +1,7 @@
 """The same requests in one process, in a thread of this one, while the fleet serves them.
 
 Guarantees: requests run one after the other in the order they were asked for, with the fleet's chunk size and number
-of threads, so that every forward has the shapes it has there.
+of threads, and draft as it does, so that every forward has the shapes it has there.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 
 from pdkv.adapters.reference.engine import ReferenceEngine
-from pdkv.adapters.reference.model import load_model
 from pdkv.adapters.reference.monolith import Monolith, MonolithAnswer
-from pdkv.cli.assemble import contract_of
+from pdkv.cli.assemble import contract_of, drafter_of, model_of
 from pdkv.config import PrefillConfig
 from pdkv.geometry.page_layout import page_format
 from pdkv.ids import UInt32Array
@@ -41,8 +40,10 @@ class Reference:
     def _load(self) -> Monolith:
         if self._config.threads:
             torch.set_num_threads(self._config.threads)
-        model = load_model(self._config.model, seed=self._config.seed)
+        model = model_of(self._config)
         fmt = page_format(model.shape, main_row=self._config.main_row)
         pool = SlotPool.create(fmt, self._config.total_pages(fmt.page_bytes))
         contract = contract_of(self._config, model, fmt)
-        return Monolith(ReferenceEngine(model, pool), pool, contract, self._config.chunk_tokens)
+        engine = ReferenceEngine(model, pool)
+        drafter = drafter_of(self._config, contract, model, engine)
+        return Monolith(engine, pool, contract, self._config.chunk_tokens, drafter)

@@ -27,6 +27,8 @@ CHECKS = {
     "index_read": "without digests, lost index-K changes tokens",
     "refusals": "unequal nodes refused, field and both values named",
     "killed": "prefill killed after PrefillDone, decode finished",
+    "speculation": "speculative answers are plain ones, drafts are one process's",
+    "draft_state": "lost draft state refused by name",
 }
 
 
@@ -89,6 +91,8 @@ class Report:
     requests: list[RequestRow] = field(default_factory=list)
     controls: list[ControlRow] = field(default_factory=list)
     refusals: list[RefusalRow] = field(default_factory=list)
+    speculative: list[dict[str, Any]] = field(default_factory=list)
+    """A request each: what became of its drafts, and what was compared."""
     checks: dict[str, bool] = field(default_factory=dict)
     elapsed_s: float = 0.0
 
@@ -105,6 +109,7 @@ class Report:
             "requests": [row.as_dict() for row in self.requests],
             "controls": [asdict(row) for row in self.controls],
             "refusals": [asdict(row) for row in self.refusals],
+            "speculative": self.speculative,
             "checks": {name: self.checks.get(name, False) for name in CHECKS},
         }
 
@@ -139,6 +144,24 @@ def request_table(rows: list[RequestRow]) -> Table:
             mark(row.logits_equal),
         )
     table.caption = "hit, shipped: pages of 64 tokens; exposed: from prefill's end to admission"
+    return table
+
+
+def speculative_table(report: Report) -> Table:
+    table = Table(title="Drafts", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("request", no_wrap=True)
+    for name in ("steps", "drafted", "accepted", "rolled back", "a step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("tok=", "log=", "draft="):
+        table.add_column(name, justify="center", no_wrap=True)
+    for row in report.speculative:
+        table.add_row(
+            row["name"],
+            *(str(row[name]) for name in ("steps", "drafted", "accepted", "rolled_back_tokens")),
+            f"{row['mean_accepted_length']:.2f}",
+            *(mark(row[name]) for name in ("tokens_equal", "logits_equal", "drafts_equal")),
+        )
+    table.caption = "a step: tokens that one verification gave; draft=: draft logits equal one process's"
     return table
 
 

@@ -19,6 +19,7 @@ from pdkv.cli.demo.asks import CHUNK_TOKENS, OUTPUT_TOKENS, Ask, Kind, fault_tok
 from pdkv.cli.demo.fleet import Fleet, NodeProcess
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.demo.report import ControlRow, RefusalRow, Report, RequestRow
+from pdkv.cli.demo.speculative import Speculative, checks_of
 from pdkv.config import PrefillConfig
 from pdkv.errors import ContractMismatch, DigestMismatch, PdkvError, PeerLost
 from pdkv.geometry.model_config import load_config, model_shape
@@ -90,6 +91,7 @@ class Demo:
             await self._controls(prefill, decode)
             await self._others(prefill)
             await self._killed(prefill, decode, answers[-1])
+            await self._speculative()
         finally:
             for answer in answers:
                 answer.cancel()
@@ -131,6 +133,14 @@ class Demo:
         self._compare(ask, served, await answer)
         whole = len(served.tokens) == ask.sampling.max_tokens
         self.report.checks["killed"] = whole and not prefill.running and self.report.requests[-1].tokens_equal
+
+    async def _speculative(self) -> None:
+        """Two pairs more."""
+        part = Speculative(self._fleet, self._nodes, self._reference, self._flags(), self._say)
+        await part.run()
+        self.report.speculative = [row.as_dict() for row in part.rows]
+        self.report.controls += part.controls
+        self.report.checks |= checks_of(part.rows, part.controls)
 
     async def _controls(self, prefill: NodeProcess, decode: NodeProcess) -> None:
         """Faults put into the destination's memory after the read: each must end the request before its first token."""

@@ -17,6 +17,7 @@ from pdkv.cli.demo.report import (
     control_table,
     mark,
     request_table,
+    speculative_table,
 )
 from pdkv.node.messages import Shipment
 
@@ -36,6 +37,17 @@ SHIPMENT = Shipment(
     exposed_transfer_s=0.0088,
 )
 ROW = RequestRow("shared-0", "shared prefix", 16, SHIPMENT, 29, tokens_equal=True, logits_equal=True)
+SPECULATIVE = {
+    "name": "oracle-greedy",
+    "steps": 14,
+    "drafted": 27,
+    "accepted": 17,
+    "rolled_back_tokens": 10,
+    "mean_accepted_length": 2.214,
+    "tokens_equal": True,
+    "logits_equal": True,
+    "drafts_equal": True,
+}
 HELD = dict.fromkeys(CHECKS, True)
 ASKED_FOR = {
     "prompt_tokens",
@@ -62,6 +74,7 @@ def full_report() -> Report:
         requests=[ROW],
         controls=[ControlRow("flip-bit", "page 4 main", "DATA_LOSS: page 4 main", ok=True)],
         refusals=[RefusalRow("rollback_tokens", "rollback_tokens", "4", "0", ok=True)],
+        speculative=[dict(SPECULATIVE)],
         checks=dict(HELD),
         elapsed_s=50.0,
     )
@@ -113,6 +126,9 @@ def test_tables_show_the_same_values() -> None:
     requests = shown(request_table(report.requests))
     for figure in ("shared-0", "2,156", "29", "5", "1.85", "0.92", "0.81 s", "8.8 ms"):
         assert figure in requests
+    drafts = shown(speculative_table(report))
+    for figure in ("oracle-greedy", "14", "27", "17", "10", "2.21"):
+        assert figure in drafts
     controls = shown(control_table(report))
     for words in ("flip-bit", "DATA_LOSS: page 4 main", "rollback_tokens", "mine   4", "theirs 0"):
         assert words in controls
@@ -125,6 +141,9 @@ def test_tables_mark_what_failed() -> None:
     for table in (request_table(report.requests), control_table(report), check_table(report)):
         assert "✓" in shown(table)
         assert "✗" not in shown(table)
+    assert "✗" not in shown(speculative_table(report))
+    report.speculative[0]["drafts_equal"] = False
+    assert shown(speculative_table(report)).count("✗") == 1
     bad = replace(ROW, tokens_equal=False)
     assert shown(request_table([bad])).count("✗") == 1
     report.controls[0] = replace(report.controls[0], ok=False)

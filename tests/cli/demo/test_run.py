@@ -15,6 +15,7 @@ import pytest
 from pdkv.cli.demo.asks import Kind, make_asks
 from pdkv.cli.demo.report import CHECKS, Report, RequestRow
 from pdkv.cli.demo.run import CONTROLS, Demo
+from pdkv.cli.demo.speculative import LOSSES, asks
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import page_format
 from pdkv.node.messages import Shipment
@@ -66,12 +67,21 @@ def test_each_request_has_its_account(made: dict[str, Any]) -> None:
 
 
 def test_each_fault_was_caught_and_each_stranger_refused(made: dict[str, Any]) -> None:
-    assert [row["fault"] for row in made["controls"]] == [*CONTROLS, "drop-index, digests off"]
+    assert [row["fault"] for row in made["controls"]] == [*CONTROLS, "drop-index, digests off", *LOSSES]
     assert all(row["ok"] for row in made["controls"])
     assert {row["field"] for row in made["refusals"]} == {"indexer_types", "rollback_tokens"}
     for row in made["refusals"]:
         assert row["ok"]
         assert row["mine"] != row["theirs"]
+
+
+def test_speculation_changed_nothing_and_was_used(made: dict[str, Any]) -> None:
+    assert [row["name"] for row in made["speculative"]] == [ask.name for ask in asks()]
+    for row in made["speculative"]:
+        assert row["tokens_equal"] is row["logits_equal"] is row["drafts_equal"] is True
+        assert row["drafted"] >= row["accepted"]
+        assert row["rolled_back_tokens"] > 0
+    assert made["speculative"][-1]["mean_accepted_length"] > 1.4
 
 
 # --- interrupted ----------------------------------------------------------------------------------------------------
