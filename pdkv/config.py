@@ -210,6 +210,13 @@ class DecodeConfig(NodeConfig):
     """Used in turn for requests that name none."""
     allow_fault_injection: bool = False
     """Let a request damage what was read, to show that the damage is found."""
+    queue_limit: Count = 64
+    """Requests that may wait for pages; one more is refused."""
+    preempt: Literal["none", "offload", "recompute"] = "none"
+    """What a decoding request does for one that waits at the head: nothing, or give its pages and bring them back from
+    host memory, or compute them again."""
+    offload_bytes: Bytes = 1 << 30
+    """Host memory for the pages of requests that gave way; one that finds no room there keeps its pages."""
     rank_addresses: Addresses = ()
     """The other ranks of a decode group that this node leads (`pdkv rank`), with settings as its own."""
 

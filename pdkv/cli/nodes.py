@@ -45,6 +45,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.kvcache.eviction import eviction_order
     from pdkv.node.decode import DecodeNode, DecodeSettings
+    from pdkv.node.preemption import PreemptPolicy
     from pdkv.node.group import lead
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
@@ -57,7 +58,14 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             if config.rank_addresses:
                 ranks = [directory.rank(address) for address in config.rank_addresses]
                 parts, group = await lead(parts, ranks, order=eviction_order(config.eviction))
-            settings = DecodeSettings(config.prefill_addresses, config.read_deadline_s, config.allow_fault_injection)
+            settings = DecodeSettings(
+                prefill_addresses=config.prefill_addresses,
+                read_deadline_s=config.read_deadline_s,
+                allow_fault_injection=config.allow_fault_injection,
+                queue_limit=config.queue_limit,
+                preempt=PreemptPolicy(config.preempt),
+                offload_bytes=config.offload_bytes,
+            )
             node = DecodeNode(parts, directory, settings)
             server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)
             with publishing(config, parts.manager):

@@ -29,14 +29,13 @@ from pdkv.errors import (
 from pdkv.ids import RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.admission import require_admissible, require_end
-from pdkv.node.answer import Answer
 from pdkv.node.base import NodeParts, PeerBook, PeerState
+from pdkv.node.decoding import Arrived, decode
 from pdkv.node.faults import fault_named, handoff_fault_named
 from pdkv.node.flow import Idle, deadline, streamed, together
 from pdkv.node.intake import Intake, IntakeCount
 from pdkv.node.messages import (
     Accepted,
-    GenerateDone,
     GenerateEvent,
     GenerateRequest,
     LeaseCall,
@@ -46,11 +45,11 @@ from pdkv.node.messages import (
     PrefillDone,
     PrefillRequest,
     Shipment,
-    Token,
 )
 from pdkv.node.ports import PrefillDirectory, PrefillPeer
+from pdkv.node.preemption import Preemption, PreemptPolicy
 from pdkv.node.prompt import Prompt, plan_prompt
-from pdkv.node.speculation import Decoder
+from pdkv.node.queue import AdmissionQueue, Ask
 
 Emit = Callable[[GenerateEvent], None]
 RENEWALS_PER_TTL = 6
@@ -64,6 +63,12 @@ class DecodeSettings:
     prefill_addresses: tuple[str, ...] = ()
     read_deadline_s: float = 30.0
     allow_fault_injection: bool = False
+    queue_limit: int = 64
+    """Requests that may wait for pages."""
+    preempt: PreemptPolicy = PreemptPolicy.NONE
+    """How a decoding request gives its pages to one that waits."""
+    offload_bytes: int = 1 << 30
+    """Host memory for the pages of requests that gave way."""
 
 
 @dataclass(slots=True)
@@ -100,6 +105,8 @@ class DecodeNode:
         self.parts = parts
         self.settings = settings
         self.peers = PeerBook(parts)
+        self.queue = AdmissionQueue(parts.manager, limit=settings.queue_limit)
+        self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
         self._directory = directory
         self._links: dict[str, _Link] = {}
         self._dialling: dict[str, _Dial] = {}
@@ -120,7 +127,8 @@ class DecodeNode:
         return (await self._linked(address)).intro
 
     def status(self) -> NodeStatus:
-        return self.peers.status("decode", leases=0, requests=len(self._running))
+        status = self.peers.status("decode", leases=0, requests=len(self._running))
+        return replace(status, queued=len(self.queue), preemptions=self.preemption.preemptions)
 
     async def drain(self) -> None:
         """Take no new requests; return when running ones have ended and prefill nodes were told so."""
@@ -151,16 +159,15 @@ class DecodeNode:
             self._idle.changed()
 
     async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
-        """Reserve everything, bring the prompt in, decode; give everything back."""
+        """Reserve everything, when it is the request's turn, bring the prompt in, decode; give everything back."""
         began = _now()
+        parts = self.parts
+        slots = len(prompt.tokens) + request.sampling.max_tokens + parts.contract.draft_tokens
+        ask = Ask(prompt.hashes, -(-slots // prompt.page_tokens), prompt.decode_hit_pages, prompt.drop_pages)
+        self.queue.require_possible(ask)
         address = request.prefill_address or self._next_address()
         link = await self._linked(address)
-        parts, sampling = self.parts, request.sampling
-        slots = len(prompt.tokens) + sampling.max_tokens + parts.contract.draft_tokens
-        pages = -(-slots // prompt.page_tokens)
-        reservation = parts.manager.reserve(
-            prompt.hashes, pages, max_hit_pages=prompt.decode_hit_pages, drop_pages=prompt.drop_pages
-        )
+        reservation = await self.queue.admit(ask)
         reservation.public = prompt.public
         try:
             pull = _Pull(self, request, prompt, reservation, link)
@@ -174,32 +181,13 @@ class DecodeNode:
                 link = await self._linked(address)
                 admitted = await _Pull(self, request, prompt, reservation, link).run(began)
             self.peers.mark(link.intro.name, PeerState.READY)
-            await self._decode(request, prompt, reservation, admitted, emit)
+            arrived = Arrived(request, prompt, ask, reservation, admitted.done, admitted.shipment)
+            await decode(parts, self.preemption, arrived, emit)
         except PeerLost:
             self._forget(link)
             raise
         finally:
             parts.manager.end(reservation)
-
-    async def _decode(
-        self, request: GenerateRequest, prompt: Prompt, reservation: Reservation, admitted: _Admitted, emit: Emit
-    ) -> None:
-        """Token by token from the first, which prefill drew. All of a step runs in the engine's thread."""
-        parts, sampling, done = self.parts, request.sampling, admitted.done
-        first = Token(0, done.first_token, done.first_logprob, done.logits_digest)
-        emit(first)
-        parts.manager.take_private(reservation, reservation.sequence[prompt.pages :])
-        # The tail page gets this node's own tokens from here on: nobody may take it for what was sealed.
-        parts.manager.reopen_private(reservation, reservation.sequence[prompt.recorded_pages : prompt.pages])
-        answer = Answer(
-            first, len(prompt.tokens), sampling, pages=reservation.sequence, want_logits=request.want_logits
-        )
-        decoder = Decoder(parts.engine, parts.drafter, parts.pool, parts.contract.draft_tokens, done.draft)
-        while not answer.over:
-            for token in await parts.steps.run(decoder.step, answer):
-                emit(token)
-        speculation = decoder.report(answer.made)
-        emit(GenerateDone(answer.reason, answer.made, admitted.shipment, done.chunk_starts, speculation))
 
     def _next_address(self) -> str:
         addresses = self.settings.prefill_addresses

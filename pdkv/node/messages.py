@@ -239,6 +239,8 @@ class GenerateDone:
     chunk_starts: tuple[int, ...] = ()
     speculation: Speculation | None = None
     """None where the decode node does not speculate."""
+    preemptions: int = 0
+    """How often the request gave its pages to another one and came back."""
 
 
 GenerateEvent = Token | GenerateDone
@@ -262,6 +264,10 @@ class NodeStatus:
     contract: Contract
     quarantine: dict[str, str] = field(default_factory=dict)
     """Reservation to the reason why its pages are held back."""
+    queued: int = 0
+    """Requests that wait for pages, of those in `requests`."""
+    preemptions: int = 0
+    """How often a decoding request gave its pages to another one, since the start."""
 
 
 @dataclass(frozen=True, slots=True)

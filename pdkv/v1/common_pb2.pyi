@@ -242,10 +242,16 @@ class NodeStatus(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     QUARANTINE_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
     backend: _builtins.str
+    queued: _builtins.int
+    """Requests that wait for pages, of those in `requests`."""
+    preemptions: _builtins.int
+    """How often a decoding request gave its pages to another one, since the start."""
     @_builtins.property
     def name(self) -> Global___PeerName: ...
     @_builtins.property
@@ -279,10 +285,12 @@ class NodeStatus(_message.Message):
         peers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         contract: _contract_pb2.Contract | None = ...,
         quarantine: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        queued: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "lanes", b"lanes", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "quarantine", b"quarantine", "requests", b"requests", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "lanes", b"lanes", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

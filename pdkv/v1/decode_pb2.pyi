@@ -134,9 +134,12 @@ class GenerateDone(_message.Message):
     SHIPMENT_FIELD_NUMBER: _builtins.int
     CHUNK_STARTS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """"length" or "stop"."""
     output_tokens: _builtins.int
+    preemptions: _builtins.int
+    """How often the request gave its pages to another one and came back."""
     @_builtins.property
     def shipment(self) -> Global___Shipment: ...
     @_builtins.property
@@ -153,10 +156,11 @@ class GenerateDone(_message.Message):
         shipment: Global___Shipment | None = ...,
         chunk_starts: _abc.Iterable[_builtins.int] | None = ...,
         speculation: Global___Speculation | None = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_starts", b"chunk_starts", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_starts", b"chunk_starts", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

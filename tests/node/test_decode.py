@@ -146,7 +146,7 @@ def test_room_that_either_side_lacks_is_refused_and_nothing_is_kept() -> None:
             await rested(pair)
         await recovered(pair)
 
-    run(scenario, make_pair())
+    run(scenario, make_pair(settings=DecodeSettings(prefill_addresses=("p0",), queue_limit=0)))
 
 
 def test_one_id_at_a_time() -> None:

@@ -15,7 +15,8 @@ from pdkv.node.flow import deadline
 from pdkv.node.queue import PASS_LIMIT, AdmissionQueue, Ask
 from pdkv.replay.pool import pool_without_bytes
 from tests.kvcache.chains import long_chain
-from tests.node.scene import LIMIT_S, turns
+from tests.node.scene import LIMIT_S, alone, answers, recovered, request, run, turns, until
+from tests.node.toy import Pair, make_pair
 
 PAGES = 10
 
@@ -290,3 +291,41 @@ def test_an_error_of_the_manager_reaches_whoever_waits() -> None:
         bench.manager.reserve = reserve  # type: ignore[method-assign]
 
     play(scenario)
+
+
+# --- on a decode node -------------------------------------------------------------------------------------------------
+
+
+def test_who_finds_no_room_waits_for_it_and_is_seen_waiting() -> None:
+    async def scenario(pair: Pair) -> None:
+        manager = pair.decode.parts.manager
+        taken = manager.reserve(PageHashes(), 60, max_hit_pages=0)
+        asked = request(640)
+        waiting = asyncio.create_task(answers(pair.decode.generate(asked)))
+        await until(lambda: pair.decode.status().queued)
+        assert manager.census()["reserved"] == 60  # it holds nothing
+        manager.end(taken)
+        tokens, _ = await waiting
+        assert tuple(tokens) == alone(pair, asked)
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+@pytest.mark.parametrize("way", ["deadline", "cancel"])
+def test_who_leaves_the_queue_leaves_nothing(way: str) -> None:
+    async def scenario(pair: Pair) -> None:
+        manager = pair.decode.parts.manager
+        taken = manager.reserve(PageHashes(), 60, max_hit_pages=0)
+        asked = request(640, remaining_s=0.01 if way == "deadline" else 30.0)
+        waiting = asyncio.create_task(answers(pair.decode.generate(asked)))
+        await until(lambda: pair.decode.status().queued)
+        if way == "cancel":
+            waiting.cancel()
+        with pytest.raises(DeadlineExceeded if way == "deadline" else asyncio.CancelledError):
+            await waiting
+        assert pair.decode.status().queued == 0
+        manager.end(taken)
+        await recovered(pair)
+
+    run(scenario, make_pair())

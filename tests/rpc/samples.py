@@ -48,7 +48,8 @@ def intro(name: PeerName = P, weights_id: str = "revision-1") -> NodeIntro:
 def status(role: str, name: PeerName = P) -> NodeStatus:
     pages = {"free": 10, "reserved": 1, "cached": 2, "private": 1, "quarantined": 1, "total": 15}
     held = {"7": "no end of its read"}
-    return NodeStatus(name, role, pages, 1, 2, "loopback", {str(D): "cma"}, {str(D): "READY"}, contract(), held)
+    lanes, peers = {str(D): "cma"}, {str(D): "READY"}
+    return NodeStatus(name, role, pages, 1, 2, "loopback", lanes, peers, contract(), held, queued=1, preemptions=5)
 
 
 def pages(count: int, first_index: int = 0) -> PagesSealed:
@@ -92,7 +93,8 @@ def generate_request(tokens: int = 200, *, remaining_s: float = 30.0, request_id
 
 ACCEPTED = Accepted(LeaseId("lease-1"), 30.0)
 LEASE_CALL = LeaseCall(ENVELOPE, LeaseId("lease-1"))
-GENERATE_DONE = GenerateDone("stop", 3, Shipment(prompt_tokens=200, bytes_main=2**40, ttft_s=0.5), (0, 64))
+SHIPMENT = Shipment(prompt_tokens=200, bytes_main=2**40, ttft_s=0.5)
+GENERATE_DONE = GenerateDone("stop", 3, SHIPMENT, (0, 64), preemptions=2)
 TOKEN = Token(0, 5, -0.25, 2**64 - 1)
 
 u32 = st.integers(0, 2**32 - 1)

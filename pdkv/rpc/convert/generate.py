@@ -72,6 +72,7 @@ def generate_event_from_pb(message: decode_pb2.GenerateEvent) -> GenerateEvent:
                 shipment=_shipment_from_pb(done.shipment),
                 chunk_starts=checks.rising("chunk_starts", done.chunk_starts, checks.MAX_TOKENS),
                 speculation=_speculation_from_pb(done.speculation) if done.HasField("speculation") else None,
+                preemptions=done.preemptions,
             )
         case _:
             raise ProtocolError("event is missing, or of a kind that is unknown here", field="event")
