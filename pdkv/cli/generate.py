@@ -151,7 +151,10 @@ def _shown(token: int) -> str:
 
 
 def _object(tokens: list[int], done: GenerateDone) -> dict[str, object]:
-    return {"tokens": tokens, "finish_reason": done.finish_reason, **asdict(done.shipment)}
+    answer = {"tokens": tokens, "finish_reason": done.finish_reason, **asdict(done.shipment)}
+    if drafts := done.speculation:
+        answer["speculation"] = {**asdict(drafts), "mean_accepted_length": drafts.mean_accepted_length}
+    return answer
 
 
 def _say(tokens: list[int], done: GenerateDone) -> None:
@@ -162,3 +165,10 @@ def _say(tokens: list[int], done: GenerateDone) -> None:
         f" {s.digests_verified} digests verified, first token after {s.ttft_s:.3f} s",
         file=sys.stderr,
     )
+    if drafts := done.speculation:
+        print(
+            f"{drafts.accepted} of {drafts.drafted} drafts accepted in {drafts.steps} steps, {drafts.rolled_back_tokens}"
+            f" tokens rolled back, {drafts.mean_accepted_length:.2f} tokens a step"
+            + (f"; suspicious: {drafts.canary}" if drafts.canary else ""),
+            file=sys.stderr,
+        )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from pdkv.cli.app import run
 from pdkv.errors import CapacityError
-from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Shipment, Token
+from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Shipment, Speculation, Token
 from tests.rpc.fakes import FakeDecode, FakeRouter, Stream, serving
 
 SHIPMENT = Shipment(prompt_tokens=5, pages_total=1, pages_shipped=1, bytes_main=10, bytes_index=2, digests_verified=1)
@@ -64,6 +65,18 @@ def test_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
         "bytes_main": 10,
         "digests_verified": 1,
     }
+
+
+def test_what_became_of_drafts_is_said_where_there_were_some(capsys: pytest.CaptureFixture[str]) -> None:
+    count = Speculation(10, 30, 5, 25, "mean accepted length 1.50")
+    drafted = [*EVENTS[:-1], GenerateDone("length", len(TOKENS), SHIPMENT, (), count)]
+    assert generated(Stream(*drafted), "hello", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["speculation"] == {**asdict(count), "mean_accepted_length": 1.5}
+    assert generated(Stream(*drafted), "hello") == 0
+    said = "5 of 30 drafts accepted in 10 steps, 25 tokens rolled back, 1.50 tokens a step; suspicious: mean accepted"
+    assert said in capsys.readouterr().err
+    assert generated(Stream(*EVENTS), "hello", "--json") == 0
+    assert "speculation" not in json.loads(capsys.readouterr().out)
 
 
 def test_the_prompt_is_text_or_a_file_of_text_or_of_ids(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from pdkv.errors import ConfigError, DigestMismatch
+from pdkv.geometry.page_layout import Group, Segment
 from pdkv.ids import LocalPages
 from pdkv.kvcache.page_digest import digest_pages
 from pdkv.kvcache.pool import SlotPool
 from pdkv.node.decode import DecodeSettings
-from pdkv.node.faults import FAULTS, fault_named
+from pdkv.node.faults import DRAFT_FAULTS, FAULTS, HANDOFF_FAULTS, fault_named, handoff_fault_named
+from pdkv.node.messages import DraftHandoff
 from tests.kvcache.pools import all_pages, pages_of, random_pool, tiny_format
 from tests.node.scene import alone, answers, recovered, request, rested, run
 from tests.node.toy import Pair, make_pair
@@ -59,6 +61,39 @@ def test_a_fault_is_named_and_allowed_or_refused() -> None:
         fault_named("flip-bit", allowed=False)
     with pytest.raises(ConfigError, match="drop-index, zero-page"):
         fault_named("flip-bits", allowed=True)
+
+
+def test_lost_draft_rows_are_those_of_the_draft_layer_in_both_caches() -> None:
+    pool = random_pool(tiny_format(draft_layers=1), 4)
+    before = {(page, s.name): raw.copy() for page, s, raw in segments_of(pool)}
+    DRAFT_FAULTS["drop-draft-rows"](pool, pages_of(pool, 2, 3))
+    for page, segment, raw in segments_of(pool):
+        lost = page in (2, 3) and segment.name in ("draft_main.8", "draft_index.8")
+        np.testing.assert_array_equal(raw, 0 if lost else before[page, segment.name])
+
+
+def segments_of(pool: SlotPool) -> list[tuple[int, Segment, np.ndarray]]:
+    found = []
+    for page in range(1, pool.num_pages):
+        for group in Group:
+            segments = [s for s in pool.fmt.segments if s.group is group]
+            found += [(page, s, raw) for s, raw in zip(segments, pool.group_bytes(page, group), strict=True)]
+    return found
+
+
+def test_a_fault_of_the_hand_off_loses_one_part_of_it() -> None:
+    whole = DraftHandoff(
+        np.ones(2, np.float32), np.ones(1, np.uint32), np.ones(1, np.float32), np.arange(5, dtype=np.int32), 7
+    )
+    for name, field in {"drop-hidden": "hidden", "drop-draft-tokens": "tokens", "drop-seed": "index_seed"}.items():
+        assert fault_named(name, allowed=True) is None
+        damaged = handoff_fault_named(name)(whole)
+        for other in ("hidden", "tokens", "probabilities", "index_seed", "logits_digest"):
+            assert np.array_equal(getattr(damaged, other), getattr(whole, other)) == (other != field)
+    assert set(HANDOFF_FAULTS) == {"drop-hidden", "drop-draft-tokens", "drop-seed"}
+    assert handoff_fault_named("flip-bit")(whole) is whole
+    with pytest.raises(ConfigError, match="allow-fault-injection"):
+        fault_named("drop-hidden", allowed=False)
 
 
 CAUGHT = {"drop-index": (0, "index"), "zero-page": (1, "both"), "swap-pages": (0, "both"), "flip-bit": (1, "main")}
