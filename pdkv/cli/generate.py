@@ -167,8 +167,8 @@ def _say(tokens: list[int], done: GenerateDone) -> None:
     )
     if drafts := done.speculation:
         print(
-            f"{drafts.accepted} of {drafts.drafted} drafts accepted in {drafts.steps} steps, {drafts.rolled_back_tokens}"
-            f" tokens rolled back, {drafts.mean_accepted_length:.2f} tokens a step"
+            f"{drafts.accepted} of {drafts.drafted} drafts accepted in {drafts.steps} steps,"
+            f" {drafts.rolled_back_tokens} tokens rolled back, {drafts.mean_accepted_length:.2f} tokens a step"
             + (f"; suspicious: {drafts.canary}" if drafts.canary else ""),
             file=sys.stderr,
         )
