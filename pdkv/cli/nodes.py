@@ -45,8 +45,8 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.kvcache.eviction import eviction_order
     from pdkv.node.decode import DecodeNode, DecodeSettings
-    from pdkv.node.preemption import PreemptPolicy
     from pdkv.node.group import lead
+    from pdkv.node.preemption import PreemptPolicy
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
 

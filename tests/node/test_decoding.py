@@ -227,7 +227,7 @@ def test_bytes_that_host_memory_lost_end_the_request_before_a_wrong_token(group:
             copy.rows[group][-1, 0] ^= 1
             return copy
 
-        store.save = lossy  # type: ignore[method-assign]
+        store.save = lossy  # type: ignore[assignment, method-assign]
         second = Listening(pair, long_request("second", 2, GREEDY, 600))
         await until(lambda: pair.decode.status().queued)
         gate.open()
