@@ -129,6 +129,10 @@ class Observer(Protocol):
         """These pages left the tree; nothing in it went on from them."""
         ...
 
+    def moved(self, source: LocalPages, target: LocalPages) -> None:
+        """Page i of `source` in the tree is now page i of `target`: nothing that a subscriber would hear of."""
+        ...
+
 
 class PublicPages:
     """The public ids of the pages in one tree: turns what the manager tells into events.
@@ -170,6 +174,13 @@ class PublicPages:
             cache_salt=public.cache_salt,
             bigram=public.bigram,
         )
+
+    def moved(self, source: LocalPages, target: LocalPages) -> None:
+        """The ids go with the pages."""
+        old, new = (pages.array.astype(np.intp) for pages in (source, target))
+        self._ids[new] = self._ids[old]
+        self._told[new] = self._told[old]
+        self._told[old] = False
 
     def removed(self, pages: LocalPages) -> PagesRemoved | None:
         """None if there is nothing to say."""

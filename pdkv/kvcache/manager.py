@@ -97,6 +97,10 @@ class CacheManager:
         found: UInt64Array = self._digests[pages.array]
         return found
 
+    def carry_digests(self, source: LocalPages, target: LocalPages) -> None:
+        """Page i of `target` has now the bytes that page i of `source` had when it was sealed."""
+        self._digests[target.array] = self._digests[source.array]
+
     # --- a request ------------------------------------------------------------------------------------------------
 
     def reserve(

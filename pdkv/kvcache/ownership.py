@@ -100,6 +100,11 @@ class Ownership:
         self._counts[source & _STATE_MASK] -= pages.size
         self._counts[target & _STATE_MASK] += pages.size
 
+    def renumber(self, source: LocalPages, target: LocalPages) -> None:
+        """The claims of `source` go to `target`, whose pages were all free; those of `source` are free then."""
+        self._claims[target.array] = self._claims[source.array]
+        self._claims[source.array] = FREE
+
     def holders(self, *states: PageState) -> dict[int, int]:
         """Pages in these states by who holds them. Costs the whole pool."""
         some = self._claims[np.isin(self._claims & _STATE_MASK, states)]

@@ -198,6 +198,22 @@ class SlotPool:
             view = self.piece_view(piece)
             view[target] = view[source]
 
+    def copy_pages(self, source: LocalPages, target: LocalPages) -> None:
+        """Copy both caches of each page onto the one at its place in `target`; no page is in both.
+
+        Raises `BoundsError` unless they are as many.
+        """
+        if len(source) != len(target):
+            raise BoundsError("pages to copy to", len(target), f"{len(source)}: one for each")
+        for piece in self._page_pieces:
+            view = self.piece_view(piece)
+            if view.device.type == "cpu":
+                rows = view.numpy()
+                rows[target.array] = rows[source.array]
+            else:
+                at, to = (torch.from_numpy(p.array.astype(np.int64)).to(view.device) for p in (source, target))
+                view[to] = view[at]
+
     def close(self) -> None:
         """Give the memory back (see `PoolMemory.close`); views that were handed out stay valid."""
         self.memory.close()

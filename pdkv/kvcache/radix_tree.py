@@ -210,6 +210,19 @@ class RadixTree:
         self._evictable -= gone.size
         return gone
 
+    def renumber(self, source: Int32Array, target: Int32Array) -> None:
+        """Pages [i] of `source` are `target[i]` from now on: none of these was in the tree. Costs the whole tree."""
+        number = np.arange(self._held.size, dtype=np.int32)
+        number[source] = target
+        self._hash[target] = self._hash[source]
+        self._held[source] = False
+        self._held[target] = True
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            node.pages, node.room = number[node.pages], None
+            stack += node.children.values()
+
     def _lock_one(self, node: Node, use: Use | None) -> None:
         if not node.locks:
             self._evictable -= node.pages.size

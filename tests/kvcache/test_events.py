@@ -177,6 +177,9 @@ class Recorder:
     def removed(self, pages: LocalPages) -> None:
         self._keep(self.pages.removed(pages))
 
+    def moved(self, source: LocalPages, target: LocalPages) -> None:
+        self.pages.moved(source, target)
+
     def _keep(self, event: Event | None) -> None:
         if event is not None:
             self.events.append(event)

@@ -80,6 +80,9 @@ class ZmqPublisher:
     def removed(self, pages: LocalPages) -> None:
         self._note(partial(self._pages.removed, pages))
 
+    def moved(self, source: LocalPages, target: LocalPages) -> None:
+        self._note(partial(self._pages.moved, source, target))
+
     def close(self) -> None:
         """Publishes what is still noted, then gives the addresses back. A second call does nothing."""
         if self._closing:
