@@ -134,6 +134,9 @@ class NodeConfig(ServiceConfig):
     """A page in one piece, or one buffer a layer."""
     digest: Literal["xxh3_64", "none"] = "xxh3_64"
     """Proof of a page's bytes; none switches it off, for measuring only."""
+    eviction: Literal["lru", "lfu", "fifo", "priority"] = "lru"
+    """Which cached pages go first when room is needed: unused for longest, of fewest requests, oldest, least important;
+    an answer's always before a prompt's of equal priority."""
     eagle_rule: Literal["none", "bigram", "drop_page"] = "none"
     """How a prefix hit falls back for a draft head; the same on both nodes."""
     rollback_tokens: Count = 0

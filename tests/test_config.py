@@ -18,6 +18,7 @@ from pdkv.config import (
     resolve,
 )
 from pdkv.errors import ConfigError
+from pdkv.kvcache.eviction import ORDERS
 
 NODE = {"node_id": "p0"}
 
@@ -139,6 +140,12 @@ def test_a_missing_file_is_refused_and_an_empty_one_is_not(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_config_file(tmp_path / "none.yaml")
     assert load_config_file(yaml_file(tmp_path, "")) == {}
+
+
+def test_every_eviction_order_can_be_named_and_no_other() -> None:
+    for name in ORDERS:
+        assert resolve(NodeConfig, {**NODE, "eviction": name}, environ={}).eviction == name
+    assert "'lru', 'lfu', 'fifo' or 'priority'" in str(refused(NodeConfig, {**NODE, "eviction": "mru"}))
 
 
 def test_total_pages() -> None:

@@ -18,6 +18,7 @@ from pdkv.cli.generate import generate
 from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
 from pdkv.cli.rank import rank
+from pdkv.cli.replay import replay
 from pdkv.errors import PdkvError
 
 BAD_INPUT = 2
@@ -55,6 +56,7 @@ app.command("decode")(decode)
 app.command("rank")(rank)
 app.command("router")(router)
 app.command("generate")(generate)
+app.command("replay")(replay)
 
 
 def run(args: Sequence[str] | None = None) -> None:

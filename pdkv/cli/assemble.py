@@ -21,6 +21,7 @@ from pdkv.config import DecodeConfig, NodeConfig
 from pdkv.contract import Contract, ContractFacts, build_contract
 from pdkv.geometry.page_layout import PageFormat, page_format
 from pdkv.ids import NodeId, PeerName, new_incarnation
+from pdkv.kvcache.eviction import eviction_order
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
@@ -54,7 +55,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
         name=name,
         contract=contract,
         pool=pool,
-        manager=CacheManager(pool),
+        manager=CacheManager(pool, order=eviction_order(config.eviction)),
         verifier=Verifier(pool, config.digest),
         transfer=_transfer(config, name, pool),
         engine=engine,

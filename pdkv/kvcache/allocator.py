@@ -18,6 +18,8 @@ import numpy.typing as npt
 from pdkv.errors import BoundsError, CapacityError, IntegrityError
 from pdkv.ids import SINK_PAGE, Int32Array, LocalPages
 
+_FEW_RUNS = 8
+
 
 @dataclass(slots=True)
 class AllocatorWork:
@@ -71,6 +73,8 @@ class PageAllocator:
             raise BoundsError("pages to allocate", count, "0 or more")
         if count > self._free_count:
             raise CapacityError(f"{count} pages wanted, {self._free_count} free", wanted=count, free=self._free_count)
+        if not count:
+            return LocalPages.none()
         starts: list[int] = []
         lengths: list[int] = []
         missing = count
@@ -82,16 +86,17 @@ class PageAllocator:
             starts.append(start)
             lengths.append(taken)
             missing -= taken
-        ids = _expand(starts, lengths)
-        self._free[ids.astype(np.intp)] = False
+        pages = LocalPages.kept(_expand(starts, lengths))
+        self._free[pages.index] = False
         self._free_count -= count
-        return LocalPages.kept(ids)
+        return pages
 
     def free(self, pages: LocalPages) -> None:
         """Give pages back. Raises `BoundsError` if one of them is free already; nothing is given back then."""
         if not len(pages):
             return
-        ids = np.sort(pages.array)
+        ids = pages.array.copy()
+        ids.sort()
         already = self._free[ids.astype(np.intp)]
         if np.count_nonzero(already):
             raise BoundsError("page to free", int(ids[already][0]), "a page that was handed out")
@@ -176,6 +181,9 @@ def _expand(starts: list[int], lengths: list[int]) -> Int32Array:
     """int32: the pages of these runs, one run after the other."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int32)
+    if len(starts) <= _FEW_RUNS:
+        runs = zip(starts, lengths, strict=True)
+        return np.concatenate([np.arange(start, start + length, dtype=np.int32) for start, length in runs])
     run = np.array(lengths, np.int32)
     before = np.cumsum(run, dtype=np.int32) - run
     shift = np.array(starts, np.int32) - before

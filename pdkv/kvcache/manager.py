@@ -129,8 +129,9 @@ class CacheManager:
         if short > evictable:
             raise no_room(self.pool.fmt, wanted, evictable, self.census())
         node = self.tree.boundary(match)
-        self.tree.lock(node, use=Use(priority))
-        return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, short), node, priority)
+        use = Use(priority)
+        self.tree.lock(node, use=use)
+        return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, short), node, use)
 
     def commit(self, verified: VerifiedPages) -> LocalPages:
         """Seal verified pages and put them into the tree; the reservation's lock then covers them.
@@ -152,20 +153,20 @@ class CacheManager:
         self.ownership.require(verified.pages, reservation.id, PageState.RESERVED)
         if reservation.hashes.part(first, first + count) != verified.hashes:
             raise ProtocolError("the hashes of pages to commit are not those of the prompt", first_index=first)
-        use = Use(reservation.priority, output=first >= reservation.prompt_pages)
+        use = reservation.use if first < reservation.prompt_pages else reservation.use._replace(output=True)
         inserted = self.tree.extend(reservation.node, verified.hashes, verified.pages.array, use=use)
         reservation.node = inserted.node
         reservation.committed += count
         known = inserted.existing.size
         new = verified.pages[known:]
         self.table.seal(new, verified.hashes.part(known, count))
-        self._digests[new.array.astype(np.intp)] = verified.digests[known:]
-        self.ownership.move(new.array, claim(PageState.RESERVED, reservation.id), CACHED)
+        self._digests[new.index] = verified.digests[known:]
+        self.ownership.move(new, claim(PageState.RESERVED, reservation.id), CACHED)
         if self.observer is not None and reservation.public is not None and len(new):
             self.observer.stored(reservation.public, first + known, new)
         if not known:
             return new
-        self._reclaim(verified.pages[:known], reservation, PageState.RESERVED, PageState.PRIVATE)
+        self.ownership.turn(verified.pages[:known], reservation.id, PageState.RESERVED, PageState.PRIVATE)
         return LocalPages.kept(np.concatenate((inserted.existing, new.array)))
 
     def extend(self, reservation: Reservation, hashes: PageHashes) -> None:
@@ -188,7 +189,7 @@ class CacheManager:
         self.ownership.require(pages, reservation.id, *_OWN)
         self.table.bump(pages)
         private = pages.where(self.ownership.held(pages, reservation.id, PageState.PRIVATE))
-        self._reclaim(private, reservation, PageState.PRIVATE, PageState.RESERVED)
+        self.ownership.turn(private, reservation.id, PageState.PRIVATE, PageState.RESERVED)
         reservation.hashes = PageHashes(reservation.hashes.raw + hashes.raw)
 
     def take_private(self, reservation: Reservation, pages: LocalPages) -> None:
@@ -197,8 +198,7 @@ class CacheManager:
         Raises `ReservationDead`, or `BoundsError` if one is not a reserved page of it; nothing is taken then.
         """
         self._require_live(reservation)
-        self.ownership.require(pages, reservation.id, PageState.RESERVED)
-        self._reclaim(pages, reservation, PageState.RESERVED, PageState.PRIVATE)
+        self.ownership.turn(pages, reservation.id, PageState.RESERVED, PageState.PRIVATE)
 
     def seal_private(self, reservation: Reservation, verified: VerifiedPages) -> None:
         """Make private pages readable by peers under their hash (a tail's is its tail hash); they stay private.
@@ -239,8 +239,7 @@ class CacheManager:
             self._hold_back(reservation, own, _LOCAL_WRITER)
             self.on_room()
             return own
-        for state in _OWN:
-            self._free(self._of(reservation, state), claim(state, reservation.id))
+        self._give_back(self.ownership.let_go(reservation.pages, reservation.id))
         self.on_room()
         return LocalPages.none()
 
@@ -287,7 +286,7 @@ class CacheManager:
         holder = self._new_holder()
         self.tree.lock(reservation.node)
         private, leased = claim(PageState.PRIVATE, reservation.id), claim(PageState.PRIVATE, holder)
-        self.ownership.move(sealed.array, private, leased)
+        self.ownership.move(sealed, private, leased)
         self.leased[lease_id] = LeasedPages(holder, reservation.node, sealed)
 
     def drop_lease(self, lease_id: LeaseId) -> bool:
@@ -302,12 +301,12 @@ class CacheManager:
 
     # --- the moves ------------------------------------------------------------------------------------------------
 
-    def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node, priority: int) -> Reservation:
+    def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node, use: Use) -> Reservation:
         """Hand out allocated pages, whose rows have been void since they were freed (`_free`)."""
         holder = ReservationId(self._new_holder())
-        self.ownership.move(pages.array, FREE, claim(PageState.RESERVED, holder))
+        self.ownership.move(pages, FREE, claim(PageState.RESERVED, holder))
         sequence = LocalPages.kept(np.concatenate((hit.array, pages.array)))
-        reservation = Reservation(holder, hashes, hit, pages, sequence, node, len(hit), len(hashes), priority)
+        reservation = Reservation(holder, hashes, hit, pages, sequence, node, len(hit), len(hashes), use)
         self.reservations[holder] = reservation
         return reservation
 
@@ -319,7 +318,7 @@ class CacheManager:
         if self.observer is not None:
             self.observer.removed(evicted)
         self.table.bump(evicted)
-        self.ownership.move(evicted.array, CACHED, FREE)
+        self.ownership.move(evicted, CACHED, FREE)
         self.evicted_pages += short
         # All free pages are needed too, so in this order they and the evicted ones make the longest runs there are.
         free = self.allocator.allocate(count - short)
@@ -327,16 +326,14 @@ class CacheManager:
 
     def _free(self, pages: LocalPages, held_as: Claim) -> None:
         """A free page has no sealed row, and another generation than when it had one: who still reads it finds out."""
-        if not len(pages):
-            return
+        self.ownership.move(pages, held_as, FREE)
+        self._give_back(pages)
+
+    def _give_back(self, pages: LocalPages) -> None:
         sealed = self.table.sealed(pages)
         if np.count_nonzero(sealed):
             self.table.bump(pages.where(sealed))
-        self.ownership.move(pages.array, held_as, FREE)
         self.allocator.free(pages)
-
-    def _reclaim(self, pages: LocalPages, reservation: Reservation, source: PageState, target: PageState) -> None:
-        self.ownership.move(pages.array, claim(source, reservation.id), claim(target, reservation.id))
 
     def _hold_back(self, reservation: Reservation, pages: LocalPages, reason: str) -> None:
         if not len(pages):
@@ -344,7 +341,7 @@ class CacheManager:
         self.table.bump(pages)  # a sealed tail among them may change now
         for state in _OWN:
             some = pages.where(self.ownership.held(pages, reservation.id, state))
-            self._reclaim(some, reservation, state, PageState.QUARANTINED)
+            self.ownership.turn(some, reservation.id, state, PageState.QUARANTINED)
         held = self.held_back.setdefault(reservation.id, HeldBack(0, []))
         held.pages += len(pages)
         if reason not in held.reasons:

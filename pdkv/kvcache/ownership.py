@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdkv.errors import BoundsError, IntegrityError
-from pdkv.ids import SINK_PAGE, Int32Array, LocalPages
+from pdkv.ids import SINK_PAGE, LocalPages
 
 NOBODY = 0
 
@@ -71,7 +71,7 @@ class Ownership:
 
     def held(self, pages: LocalPages, holder: int, *states: PageState) -> npt.NDArray[np.bool_]:
         """bool [pages]: which of them `holder` has in one of the states."""
-        have = self._claims[_index(pages.array)]
+        have = self._claims[pages.index]
         found: npt.NDArray[np.bool_] = have == claim(states[0], holder)
         for state in states[1:]:
             found |= have == claim(state, holder)
@@ -86,19 +86,38 @@ class Ownership:
             have = f"{wrong} ({self._state(wrong).name.lower()})"
             raise BoundsError("page", have, f"one that holder {holder} has as {wanted}")
 
-    def move(self, pages: Int32Array, source: Claim, target: Claim) -> None:
+    def turn(self, pages: LocalPages, holder: int, source: PageState, target: PageState) -> None:
+        """Pages of a holder from one state to another. Raises `BoundsError` as `require`, with nothing changed."""
+        if np.count_nonzero(self._claims[pages.index] != claim(source, holder)):
+            self.require(pages, holder, source)
+        self._set(pages, claim(source, holder), claim(target, holder))
+
+    def move(self, pages: LocalPages, source: Claim, target: Claim) -> None:
         """All pages from one claim to another. Raises `IntegrityError`, with nothing changed, if one has another."""
-        if not pages.size:
-            return
-        at = _index(pages)
-        wrong = self._claims[at] != source
+        wrong = self._claims[pages.index] != source
         if np.count_nonzero(wrong):
-            page, due = int(pages[wrong][0]), PageState(source & _STATE_MASK)
+            page, due = int(pages.array[wrong][0]), PageState(source & _STATE_MASK)
             words = f"{self._state(page).name.lower()}, not {due.name.lower()}"
             raise IntegrityError(f"page {page} is {words} of holder {source >> _HOLDER_SHIFT}")
-        self._claims[at] = target
-        self._counts[source & _STATE_MASK] -= pages.size
-        self._counts[target & _STATE_MASK] += pages.size
+        self._set(pages, source, target)
+
+    def _set(self, pages: LocalPages, source: Claim, target: Claim) -> None:
+        self._claims[pages.index] = target
+        self._counts[source & _STATE_MASK] -= len(pages)
+        self._counts[target & _STATE_MASK] += len(pages)
+
+    def let_go(self, pages: LocalPages, holder: int) -> LocalPages:
+        """Those that `holder` has reserved or private become free; returns them."""
+        have = self._claims[pages.index]
+        reserved, private = claim(PageState.RESERVED, holder), claim(PageState.PRIVATE, holder)
+        is_reserved, is_private = have == reserved, have == private
+        own = pages.where(is_reserved | is_private)
+        self._claims[own.index] = FREE
+        kept, count = int(np.count_nonzero(is_reserved)), len(own)
+        self._counts[PageState.RESERVED] -= kept
+        self._counts[PageState.PRIVATE] -= count - kept
+        self._counts[PageState.FREE] += count
+        return own
 
     def renumber(self, source: LocalPages, target: LocalPages) -> None:
         """The claims of `source` go to `target`, whose pages were all free; those of `source` are free then."""
@@ -129,8 +148,3 @@ class Ownership:
     def _counted(self) -> list[int]:
         counted: list[int] = np.bincount(self._claims & _STATE_MASK, minlength=len(PageState)).tolist()
         return counted
-
-
-def _index(pages: Int32Array) -> npt.NDArray[np.intp]:
-    """numpy indexes four times faster with its own kind of integer."""
-    return pages.astype(np.intp)

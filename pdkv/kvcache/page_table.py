@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdkv.errors import BoundsError
-from pdkv.ids import HASH_BYTES, LocalPages, PageHashes, UInt64Array
+from pdkv.ids import HASH_BYTES, HASH_ITEM, LocalPages, PageHashes, UInt64Array
 
 ROW_BYTES = 64
 SEALED = 1
@@ -43,6 +43,9 @@ ROW = np.dtype(
         "itemsize": ROW_BYTES,
     }
 )
+# the same with a hash as one opaque item: numpy moves those three times faster than rows of bytes
+_ROW_OF_ITEMS = np.dtype({"names": ["hash"], "formats": [HASH_ITEM], "offsets": [8], "itemsize": ROW_BYTES})
+_NO_HASH = np.zeros((), HASH_ITEM)
 
 _fence_lock = threading.Lock()
 
@@ -71,7 +74,7 @@ class PageTable:
         memory = mmap.mmap(-1, num_pages * ROW_BYTES)
         self._rows: npt.NDArray[Any] = np.frombuffer(memory, ROW)
         self._generation: UInt64Array = self._rows["generation"]
-        self._hash: npt.NDArray[np.uint8] = self._rows["hash"]
+        self._hash: npt.NDArray[np.void] = self._rows.view(_ROW_OF_ITEMS)["hash"]
         self._state: npt.NDArray[np.uint8] = self._rows["state"]
         self._generation[:] = first
         _fence()
@@ -98,7 +101,7 @@ class PageTable:
 
     def sealed(self, pages: LocalPages) -> npt.NDArray[np.bool_]:
         """bool [pages]."""
-        return np.equal(self._state[pages.array.astype(np.intp)], SEALED)
+        return np.equal(self._state[pages.index], SEALED)
 
     def hashes(self, pages: LocalPages) -> PageHashes:
         """The rows' hashes; 32 zero bytes for a page that is not sealed."""
@@ -106,11 +109,11 @@ class PageTable:
 
     def bump(self, pages: LocalPages) -> None:
         """Void what peers know of these pages. After it, and only after it, may their bytes change."""
-        ids = pages.array.astype(np.intp)  # numpy indexes four times faster with its own kind of integer
+        ids = pages.index
         self._generation[ids] += np.uint64(1)
         _fence()
         self._state[ids] = 0
-        self._hash[ids] = 0
+        self._hash[ids] = _NO_HASH
         _fence()
 
     def seal(self, pages: LocalPages, hashes: PageHashes) -> None:
@@ -118,11 +121,11 @@ class PageTable:
         (it has to be bumped first) or unless there is one hash a page."""
         if len(pages) != len(hashes):
             raise BoundsError("hashes to seal", len(hashes), f"one for each of {len(pages)} pages")
-        ids = pages.array.astype(np.intp)
+        ids = pages.index
         already = self._state[ids] == SEALED
         if np.count_nonzero(already):
-            raise BoundsError("page to seal", int(ids[already][0]), "a page bumped since it was sealed last")
-        self._hash[ids] = hashes.rows()
+            raise BoundsError("page to seal", int(pages.array[already][0]), "a page bumped since it was sealed last")
+        self._hash[ids] = hashes.column()
         _fence()
         self._state[ids] = SEALED
         _fence()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,7 @@ from pdkv.ids import Int32Array
 NO_PAGES = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """What a request does with the pages that it locks."""
 
     priority: int = 0
@@ -67,8 +67,7 @@ class Node:
         return gone
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Where a chain leaves the tree. Good until the tree changes."""
 
     node: Node
@@ -78,8 +77,7 @@ class Match:
     """int32 [matched pages]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Insertion:
+class Insertion(NamedTuple):
     node: Node
     """Its last page is the last one of the inserted chain."""
     existing: Int32Array

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdkv.errors import BoundsError, CapacityError, IntegrityError
-from pdkv.ids import HASH_BYTES, Int32Array, PageHashes
+from pdkv.ids import HASH_BYTES, HASH_ITEM, Int32Array, PageHashes
 from pdkv.kvcache.eviction import EvictionOrder, Key, LeastRecentlyUsed
 from pdkv.kvcache.keyed_heap import KeyedHeap
 from pdkv.kvcache.radix_node import NO_PAGES, Insertion, Match, Node, TreeWork, Use, own
@@ -32,10 +32,10 @@ class RadixTree:
     def __init__(self, num_pages: int, order: EvictionOrder | None = None) -> None:
         self.work = TreeWork()
         self.root = Node(parent=None, pages=NO_PAGES, key=b"")
-        self._order: EvictionOrder = order or LeastRecentlyUsed()
+        self.order: EvictionOrder = order or LeastRecentlyUsed()
         self._leaves: KeyedHeap[Node, Key] = KeyedHeap()
         """Nodes without locks and children."""
-        self._hash = np.zeros((num_pages, HASH_BYTES), np.uint8)
+        self._hash = np.zeros(num_pages, HASH_ITEM)
         self._held = np.zeros(num_pages, np.bool_)
         self._clock = 0
         self._pages = 0
@@ -61,7 +61,7 @@ class RadixTree:
 
     def hashes(self, pages: Int32Array) -> npt.NDArray[np.uint8]:
         """uint8 [pages, 32] of pages in the tree."""
-        found: npt.NDArray[np.uint8] = self._hash[pages]
+        found: npt.NDArray[np.uint8] = self._hash[pages].view(np.uint8).reshape(-1, HASH_BYTES)
         return found
 
     def pages_to(self, node: Node) -> Int32Array:
@@ -111,15 +111,14 @@ class RadixTree:
 
         Raises `BoundsError` if the columns differ in length, or a page to be added is in the tree already.
         """
-        if len(hashes) != pages.size:
-            raise BoundsError("pages to insert", pages.size, f"{len(hashes)}: one a hash")
-        match = self.match(hashes, below=below)
+        match = self._fit(hashes, pages, below)
         known = match.pages.size
-        new = pages[known:]
-        self._require_new(new)
-        node = self.boundary(match)
-        if new.size:
-            node = self._attach(node, hashes.rows()[known:], new, use)
+        parent = node = self.boundary(match)
+        if known < pages.size:
+            node = self._attach(parent, hashes.column()[known:], pages[known:], use)
+            self._evictable += node.pages.size
+            self._leaves.discard(parent)
+            self._offer(node)
         return Insertion(node, match.pages)
 
     def extend(self, held: Node, hashes: PageHashes, pages: Int32Array, *, use: Use = _PROMPT) -> Insertion:
@@ -128,17 +127,20 @@ class RadixTree:
         A node that only the caller has ever used grows in place: pages that come one by one make one long node.
         Raises as `insert`, with nothing changed.
         """
+        match = self._fit(hashes, pages, held)
         # One use, one lock and no child: both are the caller's, so nobody else's lock or lease ends here.
         alone = held.uses == 1 == held.locks and not held.children and held.parent is not None
-        if not alone or held.output != use.output or not pages.size or len(hashes) != pages.size:
-            inserted = self.insert(hashes, pages, below=held, use=use)
-            self.extend_lock(held, inserted.node, use=use)
-            return inserted
-        self._require_new(pages)
-        self.work.nodes += 1
-        self._hold(hashes.rows(), pages)
-        held.grow(pages)
-        return Insertion(held, NO_PAGES)
+        if alone and held.output == use.output:
+            self._hold(hashes.column(), pages)
+            held.grow(pages)
+            return Insertion(held, NO_PAGES)
+        known = match.pages.size
+        node = self.boundary(match)
+        self.extend_lock(held, node, use=use)
+        if known < pages.size:
+            node = self._attach(node, hashes.column()[known:], pages[known:], use)
+            node.locks = node.uses = 1
+        return Insertion(node, match.pages)
 
     def lock(self, node: Node, *, use: Use | None = None) -> None:
         """Keep the node and all above it from eviction, until one `unlock` of the same node.
@@ -237,7 +239,7 @@ class RadixTree:
     def _offer(self, node: Node) -> None:
         """List the node for eviction if it is an unlocked end of a branch."""
         if not node.locks and not node.children and node.parent is not None:
-            self._leaves.set(node, self._order.key(node))
+            self._leaves.set(node, self.order.key(node))
 
     def _drop(self, node: Node) -> None:
         parent = node.parent
@@ -247,26 +249,29 @@ class RadixTree:
         node.parent = None
         self._offer(parent)
 
-    def _require_new(self, pages: Int32Array) -> None:
-        twice = pages[self._held[pages.astype(np.intp)]]
-        if twice.size:
-            raise BoundsError("page to insert", int(twice[0]), "a page that is not in the tree")
+    def _fit(self, hashes: PageHashes, pages: Int32Array, below: Node | None) -> Match:
+        """What the tree has of a chain to be inserted. Raises as `insert`."""
+        if len(hashes) != pages.size:
+            raise BoundsError("pages to insert", pages.size, f"{len(hashes)}: one a hash")
+        match = self.match(hashes, below=below)
+        new = pages[match.pages.size :]
+        held = self._held[new.astype(np.intp)]
+        if np.count_nonzero(held):
+            raise BoundsError("page to insert", int(new[held][0]), "a page that is not in the tree")
+        return match
 
-    def _hold(self, rows: npt.NDArray[np.uint8], pages: Int32Array) -> None:
+    def _hold(self, names: npt.NDArray[np.void], pages: Int32Array) -> None:
         at = pages.astype(np.intp)  # numpy indexes four times faster with its own kind of integer
-        self._hash[at] = rows
+        self._hash[at] = names
         self._held[at] = True
         self._pages += pages.size
 
-    def _attach(self, parent: Node, rows: npt.NDArray[np.uint8], pages: Int32Array, use: Use) -> Node:
+    def _attach(self, parent: Node, names: npt.NDArray[np.void], pages: Int32Array, use: Use) -> Node:
         self._clock += 1
-        self._hold(rows, pages)
-        self._evictable += pages.size
-        now, key = self._clock, rows[0].tobytes()
-        node = Node(parent, pages.copy(), key, now, now, priority=use.priority, output=use.output)
-        parent.children[key] = node
-        self._leaves.discard(parent)
-        self._offer(node)
+        self._hold(names, pages)
+        now, key = self._clock, names[0].tobytes()
+        node = parent.children[key] = Node(parent, pages.copy(), key, now, now)
+        node.priority, node.output = use.priority, use.output
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -334,7 +339,7 @@ class RadixTree:
             raise IntegrityError("a tree node's key is not its first page's hash")
         if (node in self._leaves) != (not node.locks and not node.children):
             raise IntegrityError("a tree node is wrongly listed, or not listed, for eviction")
-        if node in self._leaves and self._leaves.key(node) != self._order.key(node):
+        if node in self._leaves and self._leaves.key(node) != self.order.key(node):
             raise IntegrityError("a tree node is listed for eviction at an outdated place")
 
 

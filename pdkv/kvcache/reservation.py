@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdkv.errors import BoundsError
 from pdkv.ids import LocalPages, PageHashes, ReservationId
 from pdkv.kvcache.events import PublicChain
-from pdkv.kvcache.radix_node import Node
+from pdkv.kvcache.radix_node import Node, Use
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +32,8 @@ class Reservation:
     """Pages, from the beginning, that are in the tree: those that were hit, then those committed."""
     prompt_pages: int
     """Full pages of the prompt; those after them are an answer's."""
-    priority: int = 0
+    use: Use
+    """Of the prompt's pages."""
     alive: bool = True
     public: PublicChain | None = None
     """How the manager's observer names the pages; without it they are not told of."""

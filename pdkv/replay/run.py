@@ -13,9 +13,9 @@ be equal, so that rate is an upper bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import thread_time
 
 from pdkv.errors import CapacityError, ConfigError, IntegrityError
 from pdkv.ids import PageHashes
@@ -26,8 +26,11 @@ from pdkv.kvcache.verifier import Verifier
 from pdkv.replay.pool import pool_without_bytes
 from pdkv.replay.trace import PageNames, TraceRequest
 
-CHECKS = 8
-"""Full recounts in a run, beside the one at its end: each costs the whole pool."""
+MAX_PAGES = 1 << 26
+"""Each takes about 130 bytes of this machine's memory."""
+_RECOUNTS = 4
+"""In a run, the one at its end among them: each costs the whole pool."""
+_TOLD_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Counts of one run; times are of the cache manager's calls alone."""
+    """Counts of one run. Times are of the cache manager's calls alone, in CPU time: they wait for nothing."""
 
     settings: ReplaySettings
     requests: int = 0
@@ -50,7 +53,7 @@ class ReplayResult:
     """Full pages of all prompts, of refused ones too."""
     hit_pages: int = 0
     evicted_pages: int = 0
-    checks: int = 0
+    recounts: int = 0
     hits_by_length: dict[int, int] = field(default_factory=dict)
     """Requests by hit pages, in classes by powers of two: 0, 1, 2 to 3, 4 to 7 …, named by their least."""
     seconds: dict[str, float] = field(default_factory=lambda: {"reserve": 0.0, "commit": 0.0, "end": 0.0})
@@ -78,8 +81,8 @@ class Replay:
 
     def __init__(self, settings: ReplaySettings) -> None:
         """Raises `ConfigError` on settings that can't be used."""
-        if settings.pages < 1:
-            raise ConfigError("pages", settings.pages, "at least 1")
+        if not 1 <= settings.pages <= MAX_PAGES:
+            raise ConfigError("pages", settings.pages, f"1 to {MAX_PAGES}")
         self.result = ReplayResult(settings)
         self._names = PageNames(settings.page_tokens)
         pool = pool_without_bytes(settings.pages, page_tokens=settings.page_tokens)
@@ -98,7 +101,7 @@ class Replay:
             result.refused += 1
         else:
             result.hit_pages += hit
-            least = 1 << hit.bit_length() - 1 if hit else 0
+            least = 1 << (hit.bit_length() - 1) if hit else 0
             result.hits_by_length[least] = result.hits_by_length.get(least, 0) + 1
         result.evicted_pages = self.manager.evicted_pages
         self._require_nothing_held()
@@ -106,14 +109,14 @@ class Replay:
     def check(self) -> None:
         """Recount everything. Raises `IntegrityError`."""
         self.manager.check()
-        self.result.checks += 1
+        self.result.recounts += 1
         self.result.census = self.manager.census()
 
     def _serve(self, request: TraceRequest, names: PageHashes) -> int | None:
         """Pages found, or None if it was refused."""
         manager, page_tokens = self.manager, self.result.settings.page_tokens
         drop = self.result.settings.eagle_rule is EagleRule.DROP_PAGE
-        began = perf_counter()
+        began = thread_time()
         try:
             reservation = manager.reserve(
                 names,
@@ -124,18 +127,18 @@ class Replay:
             )
         except CapacityError:
             return None
-        reserved = perf_counter()
+        reserved = thread_time()
         first, last = len(reservation.hit), len(names)
         if first < last:
             pages, new = reservation.sequence[first:last], names.part(first, last)
             manager.commit(self._verifier.seal(reservation.id, first, pages, new))
         manager.take_private(reservation, reservation.sequence[last:])
-        committed = perf_counter()
+        committed = thread_time()
         manager.end(reservation)
         seconds = self.result.seconds
         seconds["reserve"] += reserved - began
         seconds["commit"] += committed - reserved
-        seconds["end"] += perf_counter() - committed
+        seconds["end"] += thread_time() - committed
         return first
 
     def _require_nothing_held(self) -> None:
@@ -145,21 +148,22 @@ class Replay:
 
 
 def replay(
-    requests: Iterable[TraceRequest],
+    requests: Sequence[TraceRequest],
     settings: ReplaySettings,
-    *,
-    check_every: int,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> ReplayResult:
-    """`progress` is called after each request, a full recount made after every `check_every` ones and at the end.
+    """Now and then `progress` hears how many requests more are done.
 
     Raises `ConfigError` on settings that can't be used, `IntegrityError` if a page is lost or held by two.
     """
     run = Replay(settings)
+    recounts = {len(requests) * part // _RECOUNTS for part in range(1, _RECOUNTS + 1)}
+    told = 0
     for number, request in enumerate(requests, 1):
         run.step(request)
-        if number % check_every == 0:
+        if number in recounts:
             run.check()
-        progress()
-    run.check()
+        if number - told == _TOLD_EVERY or number == len(requests):
+            progress(number - told)
+            told = number
     return run.result

@@ -81,8 +81,9 @@ def _tokens(fields: dict[str, Any], name: str, least: int, where: str) -> int:
     return value
 
 
-def _short(value: object) -> str:
-    return repr(value)[:80]
+def _short(value: object) -> object:
+    text = repr(value)
+    return value if len(text) <= 80 else f"{text[:80]}…"
 
 
 class PageNames:

@@ -16,6 +16,7 @@ from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
 from pdkv.contract import Contract, diff, require_compatible
 from pdkv.errors import ConfigError, ContractMismatch
 from pdkv.geometry.page_layout import Group, page_format
+from pdkv.kvcache.eviction import ORDERS
 from pdkv.node.base import NodeParts
 from pdkv.node.oracle import Oracle
 
@@ -61,6 +62,12 @@ def test_an_engine_that_built_other_layers_than_asked_for_is_believed(monkeypatc
     with parts_of() as parts:
         assert parts.contract.indexer_types == OTHER_LIST
         assert index_layers(parts) == [0, 1, 5, 7]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_tree_evicts_in_the_order_that_was_named(name: str) -> None:
+    with parts_of(eviction=name) as parts:
+        assert type(parts.manager.tree.order) is ORDERS[name]
 
 
 def test_the_pool_takes_pages_or_whole_pages_of_bytes() -> None:

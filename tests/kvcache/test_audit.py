@@ -52,7 +52,7 @@ def _free_page_still_owned(manager: CacheManager, reservation: Reservation) -> N
 
 
 def _cached_page_lost(manager: CacheManager, reservation: Reservation) -> None:
-    manager.ownership.move(page(2).array, CACHED, claim(PageState.PRIVATE, reservation.id))
+    manager.ownership.move(page(2), CACHED, claim(PageState.PRIVATE, reservation.id))
 
 
 def _cached_page_unsealed(manager: CacheManager, reservation: Reservation) -> None:
@@ -87,7 +87,7 @@ def _lease_forgotten(manager: CacheManager, reservation: Reservation) -> None:
 
 
 def _page_stolen(manager: CacheManager, reservation: Reservation) -> None:
-    manager.ownership.move(page(3).array, claim(PageState.RESERVED, reservation.id), claim(PageState.PRIVATE, 99))
+    manager.ownership.move(page(3), claim(PageState.RESERVED, reservation.id), claim(PageState.PRIVATE, 99))
 
 
 def _prefix_overstated(manager: CacheManager, reservation: Reservation) -> None:

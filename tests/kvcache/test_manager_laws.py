@@ -81,7 +81,7 @@ def _answers_like_prompts(manager: CacheManager) -> None:
         def key(self, node: NodeUse) -> Key:
             return (node.last_used,)
 
-    manager.tree._order = ByUseAlone()
+    manager.tree.order = ByUseAlone()
 
 
 @pytest.mark.parametrize(

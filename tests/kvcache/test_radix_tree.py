@@ -352,7 +352,7 @@ def test_check_sees_what_is_wrong(broken: str) -> None:
         case "held":
             tree._held[1] = False
         case "key":
-            tree._hash[below.pages[0]] = 0
+            tree._hash[below.pages[0]] = bytes(32)
         case "parent":
             below.parent = tree.root
         case "output":
