@@ -31,8 +31,8 @@ def demo(
 
     Prompts of 1,000 to 4,000 tokens cross from one process to the other over NIXL/UCX: cold, with a shared prefix, and
     four at a time. Then faults are put into the destination's memory, nodes that must not be paired are paired, the
-    prefill process is killed, and two more pairs decode speculatively. Exit code 0 only if everything held; 1
-    otherwise.
+    prefill process is killed, two more pairs decode speculatively, and two decode nodes that are too small let one
+    request give way to another and ship a prefix again. Exit code 0 only if everything held; 1 otherwise.
     """
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
@@ -53,7 +53,7 @@ async def _shown(requests: int, *, to_stderr: bool) -> Report:
     from rich.live import Live
     from rich.spinner import Spinner
 
-    from pdkv.cli.demo.report import check_table, control_table, request_table, speculative_table
+    from pdkv.cli.demo.report import check_table, control_table, pressed_table, request_table, speculative_table
     from pdkv.cli.demo.run import Demo
 
     console = Console(stderr=to_stderr)
@@ -72,7 +72,7 @@ async def _shown(requests: int, *, to_stderr: bool) -> Report:
             report = await run.run()
     else:
         report = await run.run()
-    console.print(request_table(report.requests), speculative_table(report))
+    console.print(request_table(report.requests), speculative_table(report), pressed_table(report))
     console.print(control_table(report), check_table(report))
     verdict = "[bold green]everything held[/]" if report.ok else "[bold red]not everything held[/]"
     console.print(f"{verdict}: {report.backend} over {report.lane}, {report.elapsed_s:.0f} s")

@@ -29,6 +29,8 @@ CHECKS = {
     "killed": "prefill killed after PrefillDone, decode finished",
     "speculation": "speculative answers are plain ones, drafts are one process's",
     "draft_state": "lost draft state refused by name",
+    "preempted": "requests that gave their pages away came back and said the same tokens",
+    "shipped_again": "an evicted prefix was shipped again, tokens equal",
 }
 
 
@@ -93,6 +95,8 @@ class Report:
     refusals: list[RefusalRow] = field(default_factory=list)
     speculative: list[dict[str, Any]] = field(default_factory=list)
     """A request each: what became of its drafts, and what was compared."""
+    pressed: list[dict[str, Any]] = field(default_factory=list)
+    """A request each on a pool that is too small: how often it gave way, pages hit and shipped, what was compared."""
     checks: dict[str, bool] = field(default_factory=dict)
     elapsed_s: float = 0.0
 
@@ -110,6 +114,7 @@ class Report:
             "controls": [asdict(row) for row in self.controls],
             "refusals": [asdict(row) for row in self.refusals],
             "speculative": self.speculative,
+            "pressed": self.pressed,
             "checks": {name: self.checks.get(name, False) for name in CHECKS},
         }
 
@@ -123,7 +128,7 @@ def mark(ok: object) -> Text:
 
 def request_table(rows: list[RequestRow]) -> Table:
     """Fits 80 columns; the JSON object has more."""
-    table = Table(title="Requests", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="Requests", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("request", no_wrap=True)
     for name in ("tokens", "hit", "shipped", "MB", "GB/s", "prefill", "exposed"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -148,7 +153,7 @@ def request_table(rows: list[RequestRow]) -> Table:
 
 
 def speculative_table(report: Report) -> Table:
-    table = Table(title="Drafts", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="Drafts", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("request", no_wrap=True)
     for name in ("steps", "drafted", "accepted", "rolled back", "a step"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -165,8 +170,23 @@ def speculative_table(report: Report) -> Table:
     return table
 
 
+def pressed_table(report: Report) -> Table:
+    table = Table(title="Small pools", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("request", no_wrap=True)
+    for name in ("gave way", "hit", "shipped"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("tok=", justify="center", no_wrap=True)
+    for row in report.pressed:
+        counts = (str(row[name]) for name in ("preemptions", "pages_hit", "pages_shipped"))
+        table.add_row(row["name"], *counts, mark(row["tokens_equal"]))
+    table.caption = "gave way: to another request, and came back; hit, shipped: pages of 64 tokens"
+    return table
+
+
 def control_table(report: Report) -> Table:
-    table = Table(title="What must not pass", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="What must not pass", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("injected")
     table.add_column("found", overflow="fold")
     table.add_column("", justify="center")
@@ -179,7 +199,9 @@ def control_table(report: Report) -> Table:
 
 
 def check_table(report: Report) -> Table:
-    table = Table(title="Checks", title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="Checks", title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("")
     table.add_column("", justify="center")
     for name, words in CHECKS.items():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, OUTPUT_TOKENS, Ask, Kind, fault_tokens, make_asks
 from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.pressure import Pressure, pressure_checks
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.demo.report import ControlRow, RefusalRow, Report, RequestRow
 from pdkv.cli.demo.speculative import Speculative, checks_of
@@ -92,6 +93,7 @@ class Demo:
             await self._others(prefill)
             await self._killed(prefill, decode, answers[-1])
             await self._speculative()
+            await self._pressed()
         finally:
             for answer in answers:
                 answer.cancel()
@@ -141,6 +143,13 @@ class Demo:
         self.report.speculative = [row.as_dict() for row in part.rows]
         self.report.controls += part.controls
         self.report.checks |= checks_of(part.rows, part.controls)
+
+    async def _pressed(self) -> None:
+        """A prefill node more, and two decode nodes that are too small."""
+        part = Pressure(self._fleet, self._nodes, self._reference, self._flags(), self._say)
+        await part.run()
+        self.report.pressed = [row.as_dict() for row in part.rows]
+        self.report.checks |= pressure_checks(part.rows)
 
     async def _controls(self, prefill: NodeProcess, decode: NodeProcess) -> None:
         """Faults put into the destination's memory after the read: each must end the request before its first token."""

@@ -16,6 +16,7 @@ from pdkv.cli.demo.report import (
     check_table,
     control_table,
     mark,
+    pressed_table,
     request_table,
     speculative_table,
 )
@@ -67,6 +68,9 @@ ASKED_FOR = {
 }
 
 
+PRESSED = {"name": "offload-first", "preemptions": 3, "pages_hit": 17, "pages_shipped": 12, "tokens_equal": True}
+
+
 def full_report() -> Report:
     return Report(
         backend="nixl UCX",
@@ -75,6 +79,7 @@ def full_report() -> Report:
         controls=[ControlRow("flip-bit", "page 4 main", "DATA_LOSS: page 4 main", ok=True)],
         refusals=[RefusalRow("rollback_tokens", "rollback_tokens", "4", "0", ok=True)],
         speculative=[dict(SPECULATIVE)],
+        pressed=[dict(PRESSED)],
         checks=dict(HELD),
         elapsed_s=50.0,
     )
@@ -129,6 +134,9 @@ def test_tables_show_the_same_values() -> None:
     drafts = shown(speculative_table(report))
     for figure in ("oracle-greedy", "14", "27", "17", "10", "2.21"):
         assert figure in drafts
+    pressed = shown(pressed_table(report))
+    for figure in ("offload-first", "3", "17", "12"):
+        assert figure in pressed
     controls = shown(control_table(report))
     for words in ("flip-bit", "DATA_LOSS: page 4 main", "rollback_tokens", "mine   4", "theirs 0"):
         assert words in controls
@@ -144,6 +152,9 @@ def test_tables_mark_what_failed() -> None:
     assert "✗" not in shown(speculative_table(report))
     report.speculative[0]["drafts_equal"] = False
     assert shown(speculative_table(report)).count("✗") == 1
+    assert "✗" not in shown(pressed_table(report))
+    report.pressed[0]["tokens_equal"] = False
+    assert shown(pressed_table(report)).count("✗") == 1
     bad = replace(ROW, tokens_equal=False)
     assert shown(request_table([bad])).count("✗") == 1
     report.controls[0] = replace(report.controls[0], ok=False)

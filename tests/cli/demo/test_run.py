@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pdkv.cli.demo.asks import Kind, make_asks
+from pdkv.cli.demo.pressure import POLICIES
 from pdkv.cli.demo.report import CHECKS, Report, RequestRow
 from pdkv.cli.demo.run import CONTROLS, Demo
 from pdkv.cli.demo.speculative import LOSSES, asks
@@ -82,6 +83,13 @@ def test_speculation_changed_nothing_and_was_used(made: dict[str, Any]) -> None:
         assert row["drafted"] >= row["accepted"]
         assert row["rolled_back_tokens"] > 0
     assert made["speculative"][-1]["mean_accepted_length"] > 1.4
+
+
+def test_small_pools_changed_nothing_and_were_too_small(made: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in made["pressed"]}
+    assert all(row["tokens_equal"] for row in rows.values())
+    assert all(rows[f"{policy}-first"]["preemptions"] > 0 for policy in POLICIES)
+    assert rows["evicted"]["pages_shipped"] - rows["again"]["pages_shipped"] > 0
 
 
 # --- interrupted ----------------------------------------------------------------------------------------------------
