@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from pdkv.errors import DigestMismatch
-from pdkv.node.decode import DecodeSettings
+from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token
 from pdkv.node.preemption import MAX_PREEMPTIONS, PreemptPolicy
-from tests.node.scene import Gate, alone, answers, gated, recovered, request, run, until
+from tests.node.pooled import Pooling, pooled_alone, pooled_pair
+from tests.node.scene import Gate, alone, answers, gated, recovered, request, rested, run, until
 from tests.node.test_speculation import MTP, ORACLE, in_one_process
 from tests.node.toy import Pair, make_pair
 
@@ -129,6 +130,30 @@ def test_with_drafts_too_and_those_are_the_same(policy: PreemptPolicy, facts: di
         await recovered(pair)
 
     run(scenario, tight(policy, both=facts))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_keys_of_an_open_window_come_back_too(policy: PreemptPolicy) -> None:
+    """With a pooled index a page holds keys that no index row stands for yet."""
+
+    async def scenario(pair: Pair) -> None:
+        gate = held_at(pair, 6)
+        first = long_request("first", 1, Sampling(max_tokens=20), 1300)
+        second = long_request("second", 2, Sampling(max_tokens=4), 1600)
+        running = asyncio.create_task(answers(pair.decode.generate(first)))
+        await gate.reached()
+        coming = asyncio.create_task(answers(pair.decode.generate(second)))
+        await until(lambda: pair.decode.status().queued)
+        gate.open()
+        tokens, _ = await coming
+        assert tuple(tokens) == pooled_alone(pair, second)
+        tokens, done = await running
+        assert (tuple(tokens), done.preemptions) == (pooled_alone(pair, first), 1)
+        await rested(pair)
+
+    pair = pooled_pair(Pooling(4))
+    pair.decode = DecodeNode(pair.decode.parts, pair.directory, DecodeSettings(("p0",), preempt=policy))
+    run(scenario, pair)
 
 
 def test_many_requests_on_a_pool_for_two_all_say_the_right_tokens() -> None:
