@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from pdkv.errors import CapacityError, DeadlineExceeded, LeaseExpired, PeerLost, TransferError
+from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import GenerateRequest, Sampling, Token
+from pdkv.node.preemption import PreemptPolicy
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from tests.node.scene import alone, recovered, request, run, turns
 from tests.node.toy import Pair, make_pair
@@ -27,7 +29,7 @@ def some_request(random: np.random.Generator, number: int) -> GenerateRequest:
     """A beginning of one of four long texts, so that many share pages."""
     text = request(400, seed=int(random.integers(4))).tokens
     asked = request(1, name=f"r{number}", remaining_s=float(random.choice([0.02, 30.0], p=[0.1, 0.9])))
-    sampling = Sampling(max_tokens=int(random.integers(1, 8)))
+    sampling = Sampling(max_tokens=int(random.integers(1, 24)))
     return replace(asked, tokens=text[: random.integers(1, 400)].copy(), sampling=sampling)
 
 
@@ -78,8 +80,8 @@ async def checked(pair: Pair, running: asyncio.Future[list[str]]) -> None:
         pair.net.settle(pair.prefill.parts.name)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_pages_add_up_and_answers_are_right_whatever_happens(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "policy"), list(enumerate(PreemptPolicy)))
+def test_pages_add_up_and_answers_are_right_whatever_happens(seed: int, policy: PreemptPolicy) -> None:
     async def scenario(pair: Pair) -> None:
         random = np.random.default_rng(seed)
         await pair.decode.connect("p0")
@@ -96,6 +98,10 @@ def test_pages_add_up_and_answers_are_right_whatever_happens(seed: int) -> None:
         pair.net._scripts.clear()
         pair.net.settle(pair.prefill.parts.name)
         watch.cancel()
+        assert bool(pair.decode.status().preemptions) == (policy is not PreemptPolicy.NONE)
+        assert pair.decode.preemption.store.used_bytes == 0
         await recovered(pair)
 
-    run(scenario, make_pair(pages=PAGES + 1))
+    settings = DecodeSettings(prefill_addresses=("p0",), preempt=policy)
+    decode_pages = PAGES if policy is PreemptPolicy.NONE else PAGES * 2 // 3
+    run(scenario, make_pair(pages=decode_pages + 1, prefill_pages=PAGES + 1, settings=settings))
