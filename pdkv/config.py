@@ -202,6 +202,11 @@ class PrefillConfig(NodeConfig):
 
     chunk_tokens: Annotated[int, Field(gt=0, multiple_of=INDEX_PAGE_ROWS)] = 32_768
     """Tokens computed before the next pages are announced: whole pages."""
+    max_batched_tokens: Annotated[int, Field(gt=0, multiple_of=INDEX_PAGE_ROWS)] | None = None
+    """Most tokens of one engine step, which sizes the buffer of selected tokens; none: a chunk."""
+    scores_bytes: Bytes | None = None
+    """Most memory of one step's index scores, rows x columns x 4 B: later steps of a long prompt get shorter to stay
+    within it; none: no limit."""
     lease_ttl_s: Seconds = 30.0
     """How long a decode node may read a request's pages without renewing its lease."""
 

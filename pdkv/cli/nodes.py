@@ -25,7 +25,10 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     async def serve() -> None:
         parts = build_parts(config)
         try:
-            node = PrefillNode(parts, PrefillSettings(config.chunk_tokens, config.lease_ttl_s))
+            settings = PrefillSettings(
+                config.chunk_tokens, config.lease_ttl_s, config.max_batched_tokens, config.scores_bytes
+            )
+            node = PrefillNode(parts, settings)
             server = GrpcServer(_endpoint(config), Services(prefill=node), insecure=config.insecure)
             async with together() as group:
                 # Were leases never ended, pages would never be: the node doesn't outlive its watch.

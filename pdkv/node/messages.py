@@ -268,6 +268,8 @@ class NodeStatus:
     """Requests that wait for pages, of those in `requests`."""
     preemptions: int = 0
     """How often a decoding request gave its pages to another one, since the start."""
+    workspace: dict[str, int] = field(default_factory=dict)
+    """Of a prefill node, as planned: max_batched_tokens, topk_bytes and, if there is a budget, scores_bytes."""
 
 
 @dataclass(frozen=True, slots=True)

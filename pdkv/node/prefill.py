@@ -8,10 +8,11 @@ readable until the lease is released or expires, whichever comes first, and are 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,7 +37,9 @@ from pdkv.node.ports import Logits
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
 from pdkv.node.sampling import SampledToken, logits_digest, require_finite, sample
 from pdkv.node.speculation import drafted_chunk
+from pdkv.node.workspace import Workspace
 
+log = logging.getLogger(__name__)
 Emit = Callable[[PrefillEvent], None]
 
 
@@ -45,6 +48,10 @@ class PrefillSettings:
     chunk_tokens: int
     """A multiple of the page size: tokens computed before the next pages are announced."""
     lease_ttl_s: float = 30.0
+    max_batched_tokens: int | None = None
+    """Most tokens of one engine step; None: a chunk."""
+    scores_bytes: int | None = None
+    """Most memory of one step's index scores; None: no limit."""
 
 
 class PrefillNode:
@@ -57,6 +64,13 @@ class PrefillNode:
             raise BoundsError("chunk_tokens", settings.chunk_tokens, allowed)
         self.parts = parts
         self.settings = settings
+        self.workspace = Workspace(
+            page_tokens=parts.contract.page_tokens,
+            index_topk=parts.contract.index_topk,
+            max_batched_tokens=settings.max_batched_tokens or settings.chunk_tokens,
+            scores_bytes=settings.scores_bytes,
+        )
+        log.info("workspace beside the pages: %s", self.workspace.plan())
         self.peers = PeerBook(parts)
         self.leases = LeaseTable()
         self.draining = False
@@ -99,7 +113,8 @@ class PrefillNode:
             self._let_go(call.lease_id)
 
     def status(self) -> NodeStatus:
-        return self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
+        status = self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
+        return replace(status, workspace=self.workspace.plan())
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""
@@ -155,7 +170,10 @@ class PrefillNode:
             self.leases.grant(lease_id, request.envelope.sender, self.settings.lease_ttl_s, _now())
             self._lease_added.set()
             emit(Accepted(lease_id, self.settings.lease_ttl_s))
-            done = await _PrefillRun(self.parts, self.settings, request, prompt, reservation).run(emit)
+            steps = self.workspace.steps(
+                len(reservation.hit) * prompt.page_tokens, len(prompt.tokens), self.settings.chunk_tokens
+            )
+            done = await _PrefillRun(self.parts, steps, request, prompt, reservation).run(emit)
             manager.hand_over(reservation, lease_id)
             emit(done)
         except asyncio.CancelledError:
@@ -172,13 +190,14 @@ class _PrefillRun:
     def __init__(
         self,
         parts: NodeParts,
-        settings: PrefillSettings,
+        steps: list[slice],
         request: PrefillRequest,
         prompt: Prompt,
         reservation: Reservation,
     ) -> None:
         self._parts = parts
-        self._chunk_tokens = settings.chunk_tokens
+        self._steps = steps
+        """Those that are to be computed: the chunks."""
         self._request = request
         self._prompt = prompt
         self._reservation = reservation
@@ -210,19 +229,17 @@ class _PrefillRun:
 
     async def _compute(self, emit: Emit) -> tuple[Logits, tuple[int, ...]]:
         """Chunk after chunk; the pages of one are digested while the next one computes."""
-        tokens, parts = self._prompt.tokens, self._parts
-        starts = tuple(range(self._sealed * self._prompt.page_tokens, len(tokens), self._chunk_tokens))
+        parts = self._parts
         async with together() as group:
             sealing: asyncio.Task[None] | None = None
-            for start in starts:
-                stop = min(start + self._chunk_tokens, len(tokens))
-                logits = await parts.steps.run(self._chunk, slice(start, stop))
+            for span in self._steps:
+                logits = await parts.steps.run(self._chunk, span)
                 # What made such logits may stand in the pages, and the tree would serve it to everybody.
-                require_finite(logits, stop)
+                require_finite(logits, span.stop)
                 if sealing:
                     await sealing
-                sealing = group.create_task(self._seal_until(stop, emit))
-        return logits, starts
+                sealing = group.create_task(self._seal_until(span.stop, emit))
+        return logits, tuple(span.start for span in self._steps)
 
     def _chunk(self, span: slice) -> Logits:
         """Compute it, with its draft rows where the pages have some. Runs in the engine's thread."""

@@ -49,7 +49,7 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
     pages = {"free": 10, "reserved": 1, "cached": 2, "private": 1, "quarantined": 1, "total": 15}
     held = {"7": "no end of its read"}
     lanes, peers = {str(D): "cma"}, {str(D): "READY"}
-    return NodeStatus(name, role, pages, 1, 2, "loopback", lanes, peers, contract(), held, queued=1, preemptions=5)
+    return NodeStatus(name, role, pages, 1, 2, "loopback", lanes, peers, contract(), held, 1, 5, {"topk_bytes": 9})
 
 
 def pages(count: int, first_index: int = 0) -> PagesSealed:

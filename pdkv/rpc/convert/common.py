@@ -115,12 +115,14 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         quarantine=status.quarantine,
         queued=status.queued,
         preemptions=status.preemptions,
+        workspace=status.workspace,
     )
 
 
 def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
     checks.present(message, "name", "contract")
     checks.bounded("pages", message.pages)
+    checks.bounded("workspace", message.workspace)
     return NodeStatus(
         name=peer_from_pb(message.name),
         role=checks.name("role", message.role),
@@ -134,6 +136,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         quarantine=_texts("quarantine", message.quarantine),
         queued=message.queued,
         preemptions=message.preemptions,
+        workspace={checks.name("workspace", key): count for key, count in message.workspace.items()},
     )
 
 
