@@ -13,7 +13,8 @@ import pytest
 from pdkv.errors import DigestMismatch
 from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token
-from pdkv.node.preemption import MAX_PREEMPTIONS, PreemptPolicy
+from pdkv.node.preemption import MAX_PREEMPTIONS, Preemption, PreemptPolicy
+from tests.node import grouped
 from tests.node.pooled import Pooling, pooled_alone, pooled_pair
 from tests.node.scene import Gate, alone, answers, gated, recovered, request, rested, run, until
 from tests.node.test_speculation import MTP, ORACLE, in_one_process
@@ -154,6 +155,23 @@ def test_keys_of_an_open_window_come_back_too(policy: PreemptPolicy) -> None:
     pair = pooled_pair(Pooling(4))
     pair.decode = DecodeNode(pair.decode.parts, pair.directory, DecodeSettings(("p0",), preempt=policy))
     run(scenario, pair)
+
+
+def test_a_group_computes_again_on_every_rank() -> None:
+    async def scenario(scene: grouped.Scene) -> None:
+        node = scene.pair.decode
+        node.preemption = Preemption(node.parts, node.queue, PreemptPolicy.RECOMPUTE, 0)
+        gate = gated(scene.parts[0].engine, "forward", at=8)
+        first = Listening(scene.pair, long_request("first", 1, SEEDED))
+        await gate.reached()
+        second = Listening(scene.pair, long_request("second", 2, replace(GREEDY, max_tokens=4), 600))
+        await until(lambda: node.status().queued)
+        gate.open()
+        await second.end(scene.pair)
+        assert (await first.end(scene.pair)).preemptions == 1
+        await scene.rested()
+
+    grouped.run(scenario, pages=12)
 
 
 def test_many_requests_on_a_pool_for_two_all_say_the_right_tokens() -> None:
