@@ -59,7 +59,7 @@ class _Pages:
 
     def __init__(self, ids: Int32Array) -> None:
         """Private to this module: outside it, ids come in through `checked`."""
-        ids.flags.writeable = False
+        ids.setflags(write=False)
         self._ids = ids
         self._index: npt.NDArray[np.intp] | None = None
 
@@ -112,7 +112,7 @@ class _Pages:
         return self._index
 
     def __len__(self) -> int:
-        return int(self._ids.size)
+        return self._ids.size
 
     def __getitem__(self, part: slice) -> Self:
         some = type(self)(self._ids[part].copy())

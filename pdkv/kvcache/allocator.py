@@ -78,6 +78,14 @@ class PageAllocator:
         starts: list[int] = []
         lengths: list[int] = []
         missing = count
+        if count == self._free_count:  # nothing to choose
+            for length, of_that_length in self._starts.items():
+                starts += of_that_length
+                lengths += [length] * len(of_that_length)
+            self.work.extents += len(starts)
+            self._starts.clear()
+            self._lengths.clear()
+            missing = 0
         while missing:
             start, length = self._pop_best(missing)
             taken = min(length, missing)

@@ -158,8 +158,8 @@ class CacheManager:
         reservation.node = inserted.node
         reservation.committed += count
         known = inserted.existing.size
-        new = verified.pages[known:]
-        self.table.seal(new, verified.hashes.part(known, count))
+        new = verified.pages[known:] if known else verified.pages
+        self.table.seal(new, verified.hashes.part(known, count) if known else verified.hashes)
         self._digests[new.index] = verified.digests[known:]
         self.ownership.move(new, claim(PageState.RESERVED, reservation.id), CACHED)
         if self.observer is not None and reservation.public is not None and len(new):
@@ -322,7 +322,9 @@ class CacheManager:
         self.evicted_pages += short
         # All free pages are needed too, so in this order they and the evicted ones make the longest runs there are.
         free = self.allocator.allocate(count - short)
-        return LocalPages.kept(np.sort(np.concatenate((free.array, evicted.array))))
+        both = np.concatenate((free.array, evicted.array))
+        both.sort()
+        return LocalPages.kept(both)
 
     def _free(self, pages: LocalPages, held_as: Claim) -> None:
         """A free page has no sealed row, and another generation than when it had one: who still reads it finds out."""
@@ -357,7 +359,8 @@ class CacheManager:
 
     def _require_place(self, reservation: Reservation, verified: VerifiedPages) -> None:
         first, stop = verified.first_index, verified.first_index + len(verified.pages)
-        if verified.reservation != reservation.id or reservation.sequence[first:stop] != verified.pages:
+        due = reservation.sequence.array[first:stop]
+        if verified.reservation != reservation.id or due.tobytes() != verified.pages.array.tobytes():
             have = f"{verified.pages} at {first} for reservation {verified.reservation}"
             raise BoundsError("verified pages", have, f"those of reservation {reservation.id} at that place, in order")
 

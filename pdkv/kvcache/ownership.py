@@ -8,7 +8,7 @@ changes its claim only from the one its caller names, all pages of a call or non
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NewType
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,19 +32,20 @@ class PageState(IntEnum):
     SINK = 5
 
 
-Claim = NewType("Claim", int)
+Claim: TypeAlias = int
 """holder << 3 | state: one number, so that a page's claim is compared and changed at once."""
 
 _HELD = (PageState.RESERVED, PageState.PRIVATE, PageState.QUARANTINED)
+_NEEDS_HOLDER = tuple(state in _HELD for state in PageState)
 _HOLDER_SHIFT = 3
 _STATE_MASK = (1 << _HOLDER_SHIFT) - 1
 
 
 def claim(state: PageState, holder: int = NOBODY) -> Claim:
     """Raises `IntegrityError` if pages in that state must have a holder and there is none, or the other way round."""
-    if (holder != NOBODY) != (state in _HELD):
+    if (holder != NOBODY) is not _NEEDS_HOLDER[state]:
         raise IntegrityError(f"holder {holder} can't have a page that is {state.name.lower()}")
-    return Claim(holder << _HOLDER_SHIFT | state)
+    return holder << _HOLDER_SHIFT | state
 
 
 FREE = claim(PageState.FREE)
@@ -88,9 +89,10 @@ class Ownership:
 
     def turn(self, pages: LocalPages, holder: int, source: PageState, target: PageState) -> None:
         """Pages of a holder from one state to another. Raises `BoundsError` as `require`, with nothing changed."""
-        if np.count_nonzero(self._claims[pages.index] != claim(source, holder)):
+        before = claim(source, holder)
+        if np.count_nonzero(self._claims[pages.index] != before):
             self.require(pages, holder, source)
-        self._set(pages, claim(source, holder), claim(target, holder))
+        self._set(pages, before, claim(target, holder))
 
     def move(self, pages: LocalPages, source: Claim, target: Claim) -> None:
         """All pages from one claim to another. Raises `IntegrityError`, with nothing changed, if one has another."""
@@ -102,9 +104,10 @@ class Ownership:
         self._set(pages, source, target)
 
     def _set(self, pages: LocalPages, source: Claim, target: Claim) -> None:
+        count = len(pages)
         self._claims[pages.index] = target
-        self._counts[source & _STATE_MASK] -= len(pages)
-        self._counts[target & _STATE_MASK] += len(pages)
+        self._counts[source & _STATE_MASK] -= count
+        self._counts[target & _STATE_MASK] += count
 
     def let_go(self, pages: LocalPages, holder: int) -> LocalPages:
         """Those that `holder` has reserved or private become free; returns them."""

@@ -228,7 +228,8 @@ class RadixTree:
     def _lock_one(self, node: Node, use: Use | None) -> None:
         if not node.locks:
             self._evictable -= node.pages.size
-            self._leaves.discard(node)
+            if not node.children:
+                self._leaves.discard(node)
         node.locks += 1
         node.last_used = self._clock
         if use is not None:

@@ -44,7 +44,8 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Counts of one run. Times are of the cache manager's calls alone, in CPU time: they wait for nothing."""
+    """Counts of one run. Times are CPU time of the cache manager's calls alone: they wait for nothing, and page hashes
+    and digests are made by others, before and between them."""
 
     settings: ReplaySettings
     requests: int = 0
@@ -129,16 +130,18 @@ class Replay:
             return None
         reserved = thread_time()
         first, last = len(reservation.hit), len(names)
-        if first < last:
-            pages, new = reservation.sequence[first:last], names.part(first, last)
-            manager.commit(self._verifier.seal(reservation.id, first, pages, new))
-        manager.take_private(reservation, reservation.sequence[last:])
+        prompt, rest = reservation.sequence[first:last], reservation.sequence[last:]
+        verified = self._verifier.seal(reservation.id, first, prompt, names.part(first, last))
+        sealed = thread_time()
+        if len(verified):
+            manager.commit(verified)
+        manager.take_private(reservation, rest)
         committed = thread_time()
         manager.end(reservation)
         seconds = self.result.seconds
-        seconds["reserve"] += reserved - began
-        seconds["commit"] += committed - reserved
         seconds["end"] += thread_time() - committed
+        seconds["commit"] += committed - sealed
+        seconds["reserve"] += reserved - began
         return first
 
     def _require_nothing_held(self) -> None:
