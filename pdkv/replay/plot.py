@@ -40,7 +40,7 @@ class Plot:
         for at, (policy, points) in enumerate(lines.items()):
             pages, rates = zip(*sorted(points), strict=True)
             axes.plot(
-                pages, rates, marker="o", markersize=4, linewidth=2 + 2 * (len(lines) - at), alpha=0.7, label=policy
+                pages, rates, marker="o", markersize=4, linewidth=1 + 1.5 * (len(lines) - at), alpha=0.7, label=policy
             )
         axes.set(title=title, xlabel="pages of the pool", ylabel="hit rate of full prompt pages", xscale="log")
         axes.set_ylim(bottom=0)

@@ -150,5 +150,6 @@ def test_whatever_changes_the_managers_pages_is_logged() -> None:
     """A call that isn't would part the ranks: `GroupManager` logs it, or it is named here as none of decode's."""
     looks = {"census", "quarantine_reasons", "hashes", "generations", "digests", "check"}
     of_prefill = {"hand_over", "drop_lease"}
+    of_compaction = {"carry_digests"}  # for one node's quiet moment; no group compacts
     calls = {name for name, value in vars(CacheManager).items() if callable(value) and not name.startswith("_")}
-    assert calls - looks - of_prefill == {name for name in vars(GroupManager) if not name.startswith("_")}
+    assert calls - looks - of_prefill - of_compaction == {name for name in vars(GroupManager) if not name.startswith("_")}
