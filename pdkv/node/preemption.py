@@ -55,6 +55,8 @@ class Runner:
     preempted: int = 0
     asked: bool = False
     """To give way before its next step."""
+    copy: HostCopy | None = None
+    """Of its pages, while it has none."""
 
     @property
     def tokens(self) -> UInt32Array:
@@ -122,12 +124,11 @@ class Preemption:
         if not len(self._queue):  # whoever it was for has gone
             runner.asked = False
             return
-        copy: HostCopy | None = None
         try:
             require_retractable(manager, runner.reservation)
             if self._policy is PreemptPolicy.OFFLOAD:
                 try:
-                    copy = await self._save(runner)
+                    await self._parts.digests.run(self._save, runner)
                 except CapacityError:
                     runner.preempted = MAX_PREEMPTIONS
                     runner.asked = False
@@ -142,16 +143,18 @@ class Preemption:
             runner.reservation = await self._queue.admit(
                 replace(runner.ask, max_hit_pages=recorded, drop_pages=0), again=True
             )
-            await self._come_back(runner, copy)
+            await self._come_back(runner, runner.copy)
             self._running.append(runner)
         finally:
-            if copy is not None:
-                self.store.drop(copy)
+            if runner.copy is not None:
+                self.store.drop(runner.copy)
+                runner.copy = None
 
-    async def _save(self, runner: Runner) -> HostCopy:
+    def _save(self, runner: Runner) -> None:
+        """Kept with the runner in the thread itself: whoever waits for the thread may be cancelled meanwhile."""
         place = runner.answer.place
         pages = runner.reservation.sequence[: -(-place // runner.prompt.page_tokens)]
-        return await self._parts.digests.run(self.store.save, pages, place)
+        runner.copy = self.store.save(pages, place)
 
     async def _come_back(self, runner: Runner, copy: HostCopy | None) -> None:
         """Fill the new pages up to the answer's place, and make them what the old ones were."""

@@ -16,7 +16,7 @@ from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token
 from pdkv.node.preemption import MAX_PREEMPTIONS, Preemption, PreemptPolicy
 from tests.node import grouped
 from tests.node.pooled import Pooling, pooled_alone, pooled_pair
-from tests.node.scene import Gate, alone, answers, gated, recovered, request, rested, run, until
+from tests.node.scene import Gate, alone, answers, gated, recovered, request, rested, run, turns, until
 from tests.node.test_speculation import MTP, ORACLE, in_one_process
 from tests.node.toy import Pair, make_pair
 
@@ -254,6 +254,27 @@ def test_one_that_is_given_up_while_it_waits_again_leaves_nothing(policy: Preemp
         await recovered(pair)
 
     run(scenario, tight(policy))
+
+
+def test_one_that_is_given_up_while_its_pages_are_copied_leaves_nothing() -> None:
+    async def scenario(pair: Pair) -> None:
+        gate = held_at(pair, 3)
+        first = Listening(pair, long_request("first", 1, GREEDY))
+        await gate.reached()
+        copying = gated(pair.decode.preemption.store, "save")
+        second = Listening(pair, long_request("second", 2, GREEDY, 600))
+        await until(lambda: pair.decode.status().queued)
+        gate.open()
+        await copying.reached()
+        first.task.cancel()
+        await turns()
+        copying.open()
+        await asyncio.wait([first.task])
+        await second.end(pair)
+        assert pair.decode.preemption.store.used_bytes == 0
+        await recovered(pair)
+
+    run(scenario, tight(PreemptPolicy.OFFLOAD))
 
 
 @pytest.mark.parametrize("group", [0, 1])
