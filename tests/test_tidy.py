@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from importlinter.application.use_cases import lint_imports
+from importlinter.configuration import configure
 
 ROOT = Path(__file__).parents[1]
 FILE_LINES = 400
@@ -283,6 +284,7 @@ def test_an_upward_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
+    configure()
     assert not lint_imports(config_filename=str(config), cache_dir=None)
     (package / "low.py").write_text("", "utf-8")
     assert lint_imports(config_filename=str(config), cache_dir=None)
