@@ -126,9 +126,14 @@ def mark(ok: object) -> Text:
     return Text("✓", style="green") if ok else Text("✗", style="bold red")
 
 
+def _table(title: str) -> Table:
+    """Narrow enough for a terminal of 80 columns."""
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
 def request_table(rows: list[RequestRow]) -> Table:
     """Fits 80 columns; the JSON object has more."""
-    table = Table(title="Requests", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _table("Requests")
     table.add_column("request", no_wrap=True)
     for name in ("tokens", "hit", "shipped", "MB", "GB/s", "prefill", "exposed"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -153,7 +158,7 @@ def request_table(rows: list[RequestRow]) -> Table:
 
 
 def speculative_table(report: Report) -> Table:
-    table = Table(title="Drafts", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _table("Drafts")
     table.add_column("request", no_wrap=True)
     for name in ("steps", "drafted", "accepted", "rolled back", "a step"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -171,7 +176,7 @@ def speculative_table(report: Report) -> Table:
 
 
 def pressed_table(report: Report) -> Table:
-    table = Table(title="Small pools", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _table("Small pools")
     table.add_column("request", no_wrap=True)
     for name in ("gave way", "hit", "shipped"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -184,9 +189,7 @@ def pressed_table(report: Report) -> Table:
 
 
 def control_table(report: Report) -> Table:
-    table = Table(
-        title="What must not pass", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = _table("What must not pass")
     table.add_column("injected")
     table.add_column("found", overflow="fold")
     table.add_column("", justify="center")
@@ -199,8 +202,8 @@ def control_table(report: Report) -> Table:
 
 
 def check_table(report: Report) -> Table:
-    table = Table(
-        title="Checks", title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    table = _table("Checks")
+    table.show_header = False
     )
     table.add_column("")
     table.add_column("", justify="center")
