@@ -204,7 +204,6 @@ def control_table(report: Report) -> Table:
 def check_table(report: Report) -> Table:
     table = _table("Checks")
     table.show_header = False
-    )
     table.add_column("")
     table.add_column("", justify="center")
     for name, words in CHECKS.items():
