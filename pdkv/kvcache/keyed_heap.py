@@ -63,11 +63,13 @@ class KeyedHeap(Generic[Item, Key]):
 
     def pop(self) -> Item | None:
         """Take out the item with the least key; None when empty."""
-        item = self.first()
-        if item is not None:
-            heapq.heappop(self._entries)
-            del self._current[item]
-        return item
+        entries, current = self._entries, self._current
+        while entries:
+            entry = heapq.heappop(entries)
+            if current.get(entry[2]) is entry:
+                del current[entry[2]]
+                return entry[2]
+        return None
 
     def _tidy(self) -> None:
         if len(self._entries) > 2 * len(self._current) + _SPARE_ENTRIES:

@@ -46,15 +46,17 @@ ROW = np.dtype(
 # the same with a hash as one opaque item: numpy moves those three times faster than rows of bytes
 _ROW_OF_ITEMS = np.dtype({"names": ["hash"], "formats": [HASH_ITEM], "offsets": [8], "itemsize": ROW_BYTES})
 _NO_HASH = np.zeros((), HASH_ITEM)
+_ONE = np.uint64(1)
 
 _fence_lock = threading.Lock()
 
 
 def _fence() -> None:
     """Every store before is visible before any store after, to cores and coherent devices; see the module."""
-    for _ in range(2):
-        _fence_lock.acquire()
-        _fence_lock.release()
+    _fence_lock.acquire()
+    _fence_lock.release()
+    _fence_lock.acquire()
+    _fence_lock.release()
 
 
 class PageTable:
@@ -110,7 +112,7 @@ class PageTable:
     def bump(self, pages: LocalPages) -> None:
         """Void what peers know of these pages. After it, and only after it, may their bytes change."""
         ids = pages.index
-        self._generation[ids] += np.uint64(1)
+        self._generation[ids] += _ONE
         _fence()
         self._state[ids] = 0
         self._hash[ids] = _NO_HASH

@@ -11,7 +11,7 @@ import pytest
 from pdkv.errors import ConfigError, IntegrityError
 from pdkv.kvcache.eagle import EagleRule
 from pdkv.kvcache.eviction import ORDERS
-from pdkv.replay.run import MAX_PAGES, Replay, ReplaySettings, replay
+from pdkv.replay.run import MAX_PAGES, Replay, ReplaySettings, clock_cost_s, replay
 from pdkv.replay.trace import TraceRequest, read_trace
 from tests.replay.test_trace import SLICE
 
@@ -77,6 +77,10 @@ def test_time_is_told_by_call() -> None:
     result = replay(REQUESTS, settings())
     assert set(result.us_by_call) == {"reserve", "commit", "end"}
     assert result.us_per_request == sum(result.us_by_call.values()) > 0
+
+
+def test_the_clock_itself_costs_little() -> None:
+    assert 0 <= clock_cost_s() < 1e-4
 
 
 @pytest.mark.parametrize("count", [1, 64, 300])
