@@ -107,7 +107,11 @@ class PeerBook:
                     self._parts.transfer.add_peer(intro.name, intro.agent_metadata, intro.metadata_checksum, intro.pool)
                 )
             except BaseException:
-                self.states[intro.name] = PeerState.LOST
+                if intro.name in self._intros:
+                    self.states[intro.name] = PeerState.LOST
+                else:
+                    # It never got in: whoever dials under ever new names must not fill the book.
+                    del self.states[intro.name]
                 raise
             self._intros[intro.name] = intro
             self.states[intro.name] = PeerState.READY

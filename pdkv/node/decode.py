@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import count
 
 from pdkv.errors import (
     BoundsError,
@@ -113,6 +114,7 @@ class DecodeNode:
         """Only of addresses that somebody is dialling now: they come from whoever sends a request."""
         self._running: set[RequestId] = set()
         self._turn = 0
+        self._asked = count()
         self.farewells: set[asyncio.Task[None]] = set()
         """Lease releases on their way: no request waits for them."""
         self.draining = False
@@ -134,6 +136,11 @@ class DecodeNode:
         """Take no new requests; return when running ones have ended and prefill nodes were told so."""
         self.draining = True
         await self._idle.wait()
+
+    def next_request_id(self) -> RequestId:
+        """This node's own, new each time that it asks: prefill may still be ending an aborted request when the client
+        comes again with the same id."""
+        return RequestId(f"{self.parts.name.node}-{next(self._asked)}")
 
     def say_farewell(self, farewell: Coroutine[None, None, None]) -> None:
         """Run it beside the requests; `drain` waits for it."""
@@ -289,7 +296,7 @@ class _Pull:
         """
         request = PrefillRequest(
             envelope=self._envelope,
-            request_id=self._request.request_id,
+            request_id=self._node.next_request_id(),
             tokens=self._prompt.tokens,
             namespace=self._request.namespace,
             first_page_wanted=len(self._reservation.hit),

@@ -15,7 +15,16 @@ from concurrent.futures import Future
 import numpy as np
 
 from pdkv.contract import require_compatible
-from pdkv.errors import BoundsError, DigestMismatch, IntegrityError, PdkvError, ProtocolError
+from pdkv.errors import (
+    BoundsError,
+    DeadlineExceeded,
+    DigestMismatch,
+    IntegrityError,
+    PdkvError,
+    PeerLost,
+    ProtocolError,
+    TransferError,
+)
 from pdkv.ids import LocalPages, PeerName, ReservationId, UInt64Array
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.page_digest import digest_pages
@@ -25,6 +34,9 @@ from pdkv.node.flow import settle
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, RankStep, StepKind
 from pdkv.node.sampling import logits_digest
 from pdkv.transfer.engine import ReadOutcome, ReadStatus
+
+NUMBERS = {Op.RESERVE: 4, Op.COMMIT: 1, Op.SEAL: 1, Op.END: 1}
+"""Integers that an entry carries; those not named carry none."""
 
 
 class Rank:
@@ -68,6 +80,7 @@ class Rank:
             raise ProtocolError(f"entry {first} of the log, {self.applied} is next", first=first, next=self.applied)
         for entry in entries:
             try:
+                _require_numbers(entry)
                 self._do[entry.op](entry)
             except PdkvError as error:
                 where = f"entry {self.applied} ({entry.op} of reservation {entry.reservation}) at {self.parts.name}"
@@ -78,8 +91,12 @@ class Rank:
         self._moved.set()
 
     async def add_peer(self, peer: NewPeer) -> None:
+        """Raises `TransferError` if the peer can't be reached from here: that is about the peer, and not this rank."""
         adding = self.parts.transfer.add_peer(peer.name, peer.metadata, peer.metadata_checksum, peer.pool)
-        await asyncio.wrap_future(adding)
+        try:
+            await asyncio.wrap_future(adding)
+        except (PeerLost, DeadlineExceeded) as error:
+            raise TransferError(f"{self.parts.name}: {error}", rank=self.parts.name, peer=peer.name) from error
 
     async def remove_peer(self, peer: PeerName) -> None:
         await asyncio.wrap_future(self.parts.transfer.remove_peer(peer))
@@ -94,6 +111,8 @@ class Rank:
         future = asyncio.wrap_future(posted)
         try:
             outcome = await asyncio.shield(future)
+        except PeerLost as error:
+            raise TransferError(f"{self.parts.name}: {error}", rank=self.parts.name, peer=read.order.peer) from error
         except asyncio.CancelledError:
             # The leader is gone: its pages stay reserved here, for nobody frees them.
             self.parts.transfer.cancel(posted)
@@ -193,3 +212,9 @@ class Rank:
         if proof is None or (proof.first_index, proof.hashes) != (first, entry.hashes):
             raise IntegrityError(f"pages from index {first} on were not verified here", page=page)
         return proof
+
+
+def _require_numbers(entry: Entry) -> None:
+    due = NUMBERS.get(entry.op, 0)
+    if len(entry.numbers) != due:
+        raise BoundsError(f"numbers of a {entry.op} entry", len(entry.numbers), due)

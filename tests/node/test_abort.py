@@ -156,3 +156,34 @@ def test_a_stream_that_nobody_begins_takes_nothing() -> None:
         await recovered(pair)
 
     run(scenario, make_pair())
+
+
+def test_an_aborted_id_may_come_again_while_prefill_still_ends_it() -> None:
+    """Prefill knows decode's own ids, new for each request."""
+
+    async def scenario(pair: Pair) -> None:
+        seen: list[str] = []
+
+        def listen(asked: PrefillRequest) -> None:
+            seen.append(asked.request_id)
+
+        pair.directory.peers["p0"] = Listener(pair, listen)  # type: ignore[assignment]
+        await answers(pair.decode.generate(request(100)))
+        await answers(pair.decode.generate(request(100)))
+        assert len(set(seen)) == 2
+
+    run(scenario, make_pair())
+
+
+class Listener:
+    """The prefill node, and somebody who hears what it is asked."""
+
+    def __init__(self, pair: Pair, hear: Callable[[PrefillRequest], None]) -> None:
+        self._node, self._hear = pair.prefill, hear
+        self.connect = pair.prefill.connect
+        self.renew_lease = pair.prefill.renew_lease
+        self.release_lease = pair.prefill.release_lease
+
+    def prefill(self, asked: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        self._hear(asked)
+        return self._node.prefill(asked)
