@@ -63,6 +63,7 @@ def generate(
             _generate(_Where(decode, router), _request(prompt, _sampling(sample, max_tokens)), json_wanted=json_wanted)
         )
     except KeyboardInterrupt:
+        print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 

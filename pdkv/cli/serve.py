@@ -75,6 +75,7 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
     await told.wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once, without a traceback
     log.info("told to end: no new requests, running ones and leases have %.3g s", config.drain_grace_s)
     await server.set_serving(serving=False)
     try:
@@ -83,6 +84,7 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
     except DeadlineExceeded as error:
         log.warning("%s: what is left is cancelled", error)
     await server.stop(0.0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     log.info("ended")
 
 

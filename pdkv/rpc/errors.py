@@ -43,9 +43,8 @@ BARE: dict[grpc.StatusCode, type[PdkvError]] = {
     grpc.StatusCode.UNAVAILABLE: PeerLost,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: RequestCancelled,
-    grpc.StatusCode.UNIMPLEMENTED: PeerLost,
 }
-"""Statuses that gRPC itself makes; UNIMPLEMENTED where another kind of node, or none of ours, has the address."""
+"""Statuses that gRPC itself makes."""
 
 
 def status_of(error: PdkvError) -> grpc.Status:

@@ -316,8 +316,9 @@ def test_who_finds_no_room_waits_for_it_and_is_seen_waiting() -> None:
 def test_who_leaves_the_queue_leaves_nothing(way: str) -> None:
     async def scenario(pair: Pair) -> None:
         manager = pair.decode.parts.manager
+        await pair.decode.connect("p0")
         taken = manager.reserve(PageHashes(), 60, max_hit_pages=0)
-        asked = request(640, remaining_s=0.01 if way == "deadline" else 30.0)
+        asked = request(640, remaining_s=2.0 if way == "deadline" else 30.0)
         waiting = asyncio.create_task(answers(pair.decode.generate(asked)))
         await until(lambda: pair.decode.status().queued)
         if way == "cancel":

@@ -13,6 +13,7 @@ from pdkv.errors import (
     LeaseExpired,
     PdkvError,
     PeerLost,
+    RemoteError,
     WrongIncarnation,
 )
 from pdkv.ids import Incarnation, PeerName
@@ -222,11 +223,11 @@ def test_a_request_too_large_is_refused_before_it_is_sent() -> None:
     run(body)
 
 
-def test_an_address_of_another_service_is_a_peer_passed_over() -> None:
+def test_a_service_that_is_not_served_is_a_remote_error() -> None:
     async def body() -> None:
         async with serving(FakePrefill()) as (server, directory):
             _, error = await failure(directory.decode(server.address).generate(samples.generate_request()))
-            assert isinstance(error, PeerLost)
+            assert isinstance(error, RemoteError)
             assert error.fields["code"] == "UNIMPLEMENTED"
 
     run(body)

@@ -84,7 +84,7 @@ def test_the_first_node_that_reported_stays_named_over_hops() -> None:
         (grpc.StatusCode.UNAVAILABLE, PeerLost),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, RequestCancelled),
-        (grpc.StatusCode.UNIMPLEMENTED, PeerLost),
+        (grpc.StatusCode.UNIMPLEMENTED, RemoteError),
         (grpc.StatusCode.INTERNAL, RemoteError),
     ],
 )

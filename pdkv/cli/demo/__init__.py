@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +41,7 @@ def demo(
     try:
         report = asyncio.run(_shown(requests, to_stderr=json_wanted))
     except KeyboardInterrupt:
+        print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     if json_wanted:
         print(json.dumps(report.as_dict()))

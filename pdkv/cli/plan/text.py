@@ -76,7 +76,7 @@ def _table(*columns: str, title: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 and column == "" else "right", no_wrap=True)
     return table

@@ -71,4 +71,5 @@ def test_a_row_is_what_was_compared() -> None:
         "tokens_equal": True,
         "logits_equal": False,
     }
+    assert row_of("r", said, done, MonolithAnswer((7, 8), (70, 81), (64,), 0)).logits_equal is None
     assert not row_of("r", said[:1], done, MonolithAnswer((7, 8), (70, 80), (), 0)).tokens_equal
