@@ -126,7 +126,7 @@ def test_an_interrupt_ends_it_here_and_at_the_node() -> None:
             assert process.stdout is not None
             assert await process.stdout.readexactly(1) == b"o"
             process.send_signal(signal.SIGINT)
-            assert await process.communicate() == (b"", b"")
+            assert await process.communicate() == (b"", b"pdkv: interrupted\n")
             assert process.returncode == 130
             await stream.ended.wait()
             assert stream.end == "CancelledError"
