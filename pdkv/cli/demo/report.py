@@ -160,7 +160,7 @@ def request_table(rows: list[RequestRow]) -> Table:
 def speculative_table(report: Report) -> Table:
     table = _table("Drafts")
     table.add_column("request", no_wrap=True)
-    for name in ("steps", "drafted", "accepted", "rolled back", "a step"):
+    for name in ("steps", "drafted", "accepted", "undone", "a step"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("tok=", "log=", "draft="):
         table.add_column(name, justify="center", no_wrap=True)
@@ -171,7 +171,7 @@ def speculative_table(report: Report) -> Table:
             f"{row['mean_accepted_length']:.2f}",
             *(mark(row[name]) for name in ("tokens_equal", "logits_equal", "drafts_equal")),
         )
-    table.caption = "a step: tokens that one verification gave; draft=: draft logits equal one process's"
+    table.caption = "undone: rolled back; a step: tokens a verification gave; draft=: draft logits"
     return table
 
 
