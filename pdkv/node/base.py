@@ -100,7 +100,7 @@ class PeerBook:
                 raise ProtocolError(f"{intro.name} introduced itself otherwise before", peer=intro.name)
             if self.states.get(intro.name) is PeerState.READY:
                 return
-            await self._succeed(intro.name)
+            old = await self._silent(intro.name)
             self.states[intro.name] = PeerState.CONNECTING
             try:
                 await asyncio.wrap_future(
@@ -115,18 +115,22 @@ class PeerBook:
                 raise
             self._intros[intro.name] = intro
             self.states[intro.name] = PeerState.READY
+            # Only now: an introduction that nothing stands behind must not push out a peer that was merely slow.
+            for peer in old:
+                self._intros.pop(peer, None)
+                del self.states[peer]
+                self._parts.transfer.remove_peer(peer)
 
-    async def _succeed(self, newcomer: PeerName) -> None:
-        """Other incarnations of the node make room, unless one still answers: then two nodes claim one id."""
-        for old in [peer for peer in self.states if peer.node == newcomer.node and peer != newcomer]:
+    async def _silent(self, newcomer: PeerName) -> list[PeerName]:
+        """The node's other incarnations. Raises `ProtocolError` if one still answers: then two nodes claim one id."""
+        old = [peer for peer in self.states if peer.node == newcomer.node and peer != newcomer]
+        for peer in old:
             try:
-                await asyncio.wrap_future(self._parts.transfer.probe(old))
+                await asyncio.wrap_future(self._parts.transfer.probe(peer))
             except PdkvError:
-                self._intros.pop(old, None)
-                del self.states[old]
-                self._parts.transfer.remove_peer(old)
-            else:
-                raise ProtocolError(f"{newcomer} can't take the place of {old}, which still answers", peer=old)
+                continue
+            raise ProtocolError(f"{newcomer} can't take the place of {peer}, which still answers", peer=peer)
+        return old
 
     def intro(self, peer: PeerName) -> NodeIntro:
         """Raises `WrongIncarnation` for a peer that never connected in this incarnation."""

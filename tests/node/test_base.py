@@ -240,3 +240,20 @@ def test_nothing_is_kept_of_nodes_that_never_got_in() -> None:
         assert (len(town.book.states), len(town.book._intros), len(town.book._locks)) == (0, 0, 0)
 
     live(scenario)
+
+
+def test_an_introduction_that_nothing_stands_behind_pushes_nobody_out() -> None:
+    """The old incarnation doesn't answer for a moment; the one that claims its name can't be reached at all."""
+
+    async def scenario(town: Town) -> None:
+        first, second = town.life("p"), town.life("p")
+        await town.book.admit(first.intro())
+        town.net.script(first.name, Fault(FaultKind.HANG))
+        town.net.script(second.name, Fault(FaultKind.FAIL))
+        with pytest.raises(TransferError):
+            await town.book.admit(second.intro())
+        assert town.book.states == {first.name: PeerState.READY}
+        assert town.book.intro(first.name)
+        town.net.settle(first.name)
+
+    live(scenario, probe_s=0.3)
