@@ -175,6 +175,12 @@ class BadPage:
         return f"prompt page {self.index} in local page {self.page}{rank}: {self.cache}{read_from}"
 
 
+def listed(bad: Sequence[BadPage]) -> str:
+    """The first 16 by name, and how many more there are."""
+    more = f"; and {len(bad) - 16} more" if len(bad) > 16 else ""
+    return "; ".join(map(str, bad[:16])) + more
+
+
 class DigestMismatch(PdkvError):
     """Bytes that arrived are not the bytes that were sealed: names each page and which cache of it."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdkv.errors import BadPage, BoundsError, CapacityError, DigestMismatch, ReservationDead
+from pdkv.errors import BadPage, BoundsError, CapacityError, DigestMismatch, ReservationDead, listed
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, UInt64Array
 from pdkv.kvcache.manager import CacheManager, Reservation
@@ -107,8 +107,7 @@ class HostStore:
             for row in np.flatnonzero(wrong.any(axis=1)).tolist()
         ]
         if bad:
-            words = "; ".join(map(str, bad[:16]))
-            raise DigestMismatch(f"{len(bad)} pages came back from host memory otherwise: {words}", bad=bad)
+            raise DigestMismatch(f"{len(bad)} pages came back from host memory otherwise: {listed(bad)}", bad=bad)
 
     def drop(self, copy: HostCopy) -> None:
         """Its memory may go. A second call does nothing."""

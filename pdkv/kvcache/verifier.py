@@ -12,14 +12,13 @@ from dataclasses import InitVar, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pdkv.errors import BadPage, BoundsError, DigestMismatch
+from pdkv.errors import BadPage, BoundsError, DigestMismatch, listed
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, PageHashes, ReservationId, UInt64Array
 from pdkv.kvcache.page_digest import NO_DIGEST, check_algorithm, digest_pages
 from pdkv.kvcache.pool import SlotPool
 
 _PROOF = object()
-_NAMED_IN_TEXT = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,11 +108,10 @@ def _mismatch(arrival: Arrival, wrong: npt.NDArray[np.bool_]) -> DigestMismatch:
     for row, page in zip(rows, arrival.pages.array[rows].tolist(), strict=True):
         caches = [group.value for group, differs in zip(Group, wrong[row].tolist(), strict=True) if differs]
         bad.append(BadPage(arrival.first_index + row, page, "both" if len(caches) == len(Group) else caches[0]))
-    words = "; ".join(map(str, bad[:_NAMED_IN_TEXT]))
-    more = f"; and {len(bad) - _NAMED_IN_TEXT} more" if len(bad) > _NAMED_IN_TEXT else ""
+    words = listed(bad)
     return DigestMismatch(
-        f"bytes of {len(bad)} of {len(wrong)} pages are not what was announced: {words}{more}",
+        f"bytes of {len(bad)} of {len(wrong)} pages are not what was announced: {words}",
         bad=bad,
         reservation=arrival.reservation,
-        bad_pages=words + more,
+        bad_pages=words,
     )

@@ -21,6 +21,7 @@ from pdkv.errors import (
     ProtocolError,
     StalePages,
     TransferUnsettled,
+    listed,
 )
 from pdkv.ids import LocalPages, RemotePages
 from pdkv.kvcache.manager import Reservation
@@ -34,7 +35,6 @@ from pdkv.transfer.engine import ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
 """A page whose digest differs is read once more; then it is data loss."""
-_NAMED_IN_TEXT = 16
 
 
 @dataclass(slots=True)
@@ -213,14 +213,13 @@ class Intake:
         """The same with the page ids of the pool that the bytes came from."""
         sources = order.remote.array
         bad = [replace(page, source=int(sources[page.index - first_index])) for page in error.bad]
-        words = "; ".join(map(str, bad[:_NAMED_IN_TEXT]))
-        more = f"; and {len(bad) - _NAMED_IN_TEXT} more" if len(bad) > _NAMED_IN_TEXT else ""
+        words = listed(bad)
         return DigestMismatch(
             f"bytes of {len(bad)} of {len(order)} pages from {order.peer} are not what was announced,"
-            f" {READ_ATTEMPTS} times: {words}{more}",
+            f" {READ_ATTEMPTS} times: {words}",
             bad=bad,
             peer=order.peer,
-            bad_pages=words + more,
+            bad_pages=words,
         )
 
     def _hold_back(self, pages: LocalPages, outcome: ReadOutcome, reason: str) -> None:
