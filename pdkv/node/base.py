@@ -23,6 +23,7 @@ from pdkv.kvcache.verifier import Verifier
 from pdkv.node.flow import Worker
 from pdkv.node.messages import Envelope, NodeIntro, NodeStatus
 from pdkv.node.ports import Drafter, Engine, Transfer
+from pdkv.node.stages import Hook, no_hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class NodeParts:
 
     barrier: Callable[[], Awaitable[None]] | None = None
     """Of a decode group's leader: until every rank has done what this one's manager has; see `node.group`."""
+
+    at: Hook = no_hook
+    """Called at each stage of a request's life, in the node's loop; a fault plan hooks in here."""
 
     def intro(self) -> NodeIntro:
         return NodeIntro(

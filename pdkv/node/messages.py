@@ -7,6 +7,7 @@ durations travel, points in time don't; what a peer sent is raw here and is chec
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,8 @@ class PrefillRequest:
     sampling: Sampling
     remaining_s: float
     want_logits: bool = False
+    priority: int = 0
+    """For an eviction order that asks for it: pages of the highest stay longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,18 @@ class LeaseCall:
     lease_id: LeaseId
 
 
+class FailurePolicy(StrEnum):
+    """What a decode node does when a prefill node fails a request that it had accepted. A refusal before the first page
+    is rerouted whatever the policy."""
+
+    FAIL = "fail"
+    """End the request with what happened."""
+    RETRY = "retry"
+    """Ask another prefill node for what is not verified yet."""
+    RECOMPUTE = "recompute"
+    """Compute on the decode node what is not verified yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """From a client or a router to a decode node."""
@@ -163,10 +178,15 @@ class GenerateRequest:
     namespace: Namespace = Namespace()
     prefill_address: str = ""
     """host:port of the prefill node to use; empty: the decode node's own choice."""
+    prefill_alternates: tuple[str, ...] = ()
+    """host:port of the nodes to turn to, in this order, if that one fails and the policy allows it."""
     remaining_s: float = 120.0
     want_logits: bool = False
     fault: str = ""
     """Name of a fault to inject after the read; refused unless the node was started to allow it."""
+    priority: int = 0
+    """For an eviction order that asks for it: pages of the highest stay longest."""
+    on_failure: FailurePolicy = FailurePolicy.FAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +261,10 @@ class GenerateDone:
     """None where the decode node does not speculate."""
     preemptions: int = 0
     """How often the request gave its pages to another one and came back."""
+    retries: int = 0
+    """How often it turned to another prefill node after one had failed it."""
+    recomputed_tokens: int = 0
+    """Tokens of the prompt that the decode node computed itself, after a prefill node had failed it."""
 
 
 GenerateEvent = Token | GenerateDone

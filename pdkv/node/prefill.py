@@ -37,6 +37,7 @@ from pdkv.node.ports import Logits
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
 from pdkv.node.sampling import SampledToken, logits_digest, require_finite, sample
 from pdkv.node.speculation import drafted_chunk
+from pdkv.node.stages import Stage
 from pdkv.node.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -169,12 +170,14 @@ class PrefillNode:
         try:
             self.leases.grant(lease_id, request.envelope.sender, self.settings.lease_ttl_s, _now())
             self._lease_added.set()
+            self.parts.at(Stage.LEASED, request.request_id)
             emit(Accepted(lease_id, self.settings.lease_ttl_s))
             steps = self.workspace.steps(
                 len(reservation.hit) * prompt.page_tokens, len(prompt.tokens), self.settings.chunk_tokens
             )
             done = await _PrefillRun(self.parts, steps, request, prompt, reservation).run(emit)
             manager.hand_over(reservation, lease_id)
+            self.parts.at(Stage.DONE, request.request_id)
             emit(done)
         except asyncio.CancelledError:
             if lease_id in self.leases:
@@ -233,6 +236,7 @@ class _PrefillRun:
         async with together() as group:
             sealing: asyncio.Task[None] | None = None
             for span in self._steps:
+                parts.at(Stage.COMPUTING, self._request.request_id)
                 logits = await parts.steps.run(self._chunk, span)
                 # What made such logits may stand in the pages, and the tree would serve it to everybody.
                 require_finite(logits, span.stop)
@@ -270,6 +274,7 @@ class _PrefillRun:
         # Where another request was faster, its page stands in the tree: that one is announced.
         self._standing = LocalPages.join([self._standing, self._parts.manager.commit(verified)])
         self._sealed = last
+        self._parts.at(Stage.SEALED, self._request.request_id)
         wanted = max(first, self._request.first_page_wanted)
         if wanted < last:
             emit(self._announced(wanted, last))

@@ -31,6 +31,9 @@ class GenerateRequest(_message.Message):
     REMAINING_S_FIELD_NUMBER: _builtins.int
     WANT_LOGITS_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    ON_FAILURE_FIELD_NUMBER: _builtins.int
+    PREFILL_ALTERNATES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """uint32 little-endian, 4 bytes a token (what a packed repeated fixed32 is on the wire)."""
@@ -40,10 +43,14 @@ class GenerateRequest(_message.Message):
     want_logits: _builtins.bool
     fault: _builtins.str
     """A fault to inject, for tests; refused unless the node was started to allow it."""
+    priority: _builtins.int
+    on_failure: _builtins.str
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace: ...
+    @_builtins.property
+    def prefill_alternates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -55,10 +62,13 @@ class GenerateRequest(_message.Message):
         remaining_s: _builtins.float = ...,
         want_logits: _builtins.bool = ...,
         fault: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        on_failure: _builtins.str = ...,
+        prefill_alternates: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "namespace", b"namespace", "prefill_address", b"prefill_address", "remaining_s", b"remaining_s", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens", "want_logits", b"want_logits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "namespace", b"namespace", "on_failure", b"on_failure", "prefill_address", b"prefill_address", "prefill_alternates", b"prefill_alternates", "priority", b"priority", "remaining_s", b"remaining_s", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens", "want_logits", b"want_logits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,11 +145,15 @@ class GenerateDone(_message.Message):
     CHUNK_STARTS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """"length" or "stop"."""
     output_tokens: _builtins.int
     preemptions: _builtins.int
     """How often the request gave its pages to another one and came back."""
+    retries: _builtins.int
+    recomputed_tokens: _builtins.int
     @_builtins.property
     def shipment(self) -> Global___Shipment: ...
     @_builtins.property
@@ -157,10 +171,12 @@ class GenerateDone(_message.Message):
         chunk_starts: _abc.Iterable[_builtins.int] | None = ...,
         speculation: Global___Speculation | None = ...,
         preemptions: _builtins.int = ...,
+        retries: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_starts", b"chunk_starts", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_starts", b"chunk_starts", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "recomputed_tokens", b"recomputed_tokens", "retries", b"retries", "shipment", b"shipment", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -157,12 +157,14 @@ class PrefillRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REMAINING_S_FIELD_NUMBER: _builtins.int
     WANT_LOGITS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """uint32 little-endian, 4 bytes a token (what a packed repeated fixed32 is on the wire)."""
     first_page_wanted: _builtins.int
     remaining_s: _builtins.float
     want_logits: _builtins.bool
+    priority: _builtins.int
     @_builtins.property
     def envelope(self) -> _common_pb2.Envelope: ...
     @_builtins.property
@@ -180,10 +182,11 @@ class PrefillRequest(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         remaining_s: _builtins.float = ...,
         want_logits: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "namespace", b"namespace", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "first_page_wanted", b"first_page_wanted", "namespace", b"namespace", "remaining_s", b"remaining_s", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens", "want_logits", b"want_logits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "first_page_wanted", b"first_page_wanted", "namespace", b"namespace", "priority", b"priority", "remaining_s", b"remaining_s", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens", "want_logits", b"want_logits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

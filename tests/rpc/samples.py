@@ -14,6 +14,7 @@ from pdkv.node.messages import (
     Account,
     DraftHandoff,
     Envelope,
+    FailurePolicy,
     GenerateDone,
     GenerateRequest,
     LeaseCall,
@@ -124,6 +125,7 @@ prefill_requests = st.builds(
     sampling=samplings,
     remaining_s=seconds,
     want_logits=st.booleans(),
+    priority=st.integers(-(2**31), 2**31 - 1),
 )
 generate_requests = st.builds(
     GenerateRequest,
@@ -135,6 +137,9 @@ generate_requests = st.builds(
     remaining_s=seconds,
     want_logits=st.booleans(),
     fault=st.sampled_from(["", "bit_flip"]),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    on_failure=st.sampled_from(FailurePolicy),
+    prefill_alternates=st.lists(st.sampled_from(["host-2:8000", "[::1]:9"]), max_size=3).map(tuple),
 )
 sealed = st.builds(pages, st.integers(1, 40), st.integers(0, 1000))
 rising = st.sets(st.integers(0, 199), max_size=6).map(lambda s: tuple(sorted(s)))

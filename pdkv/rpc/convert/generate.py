@@ -10,12 +10,21 @@ import math
 
 from pdkv.errors import BoundsError, ProtocolError
 from pdkv.ids import RequestId
-from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, Shipment, Speculation, Token
+from pdkv.node.messages import (
+    FailurePolicy,
+    GenerateDone,
+    GenerateEvent,
+    GenerateRequest,
+    Shipment,
+    Speculation,
+    Token,
+)
 from pdkv.rpc.convert import checks
 from pdkv.rpc.convert.common import namespace_from_pb, namespace_to_pb, sampling_from_pb, sampling_to_pb
 from pdkv.v1 import decode_pb2
 
 FINISH_REASONS = ("length", "stop")
+FAILURE_POLICIES = tuple(policy.value for policy in FailurePolicy)
 
 
 def generate_request_to_pb(request: GenerateRequest) -> decode_pb2.GenerateRequest:
@@ -28,6 +37,9 @@ def generate_request_to_pb(request: GenerateRequest) -> decode_pb2.GenerateReque
         remaining_s=request.remaining_s,
         want_logits=request.want_logits,
         fault=request.fault,
+        priority=request.priority,
+        on_failure=request.on_failure,
+        prefill_alternates=request.prefill_alternates,
     )
 
 
@@ -35,6 +47,7 @@ def generate_request_from_pb(message: decode_pb2.GenerateRequest) -> GenerateReq
     checks.present(message, "sampling")
     if message.prefill_address:
         checks.matching("prefill_address", message.prefill_address, checks.ADDRESS)
+    checks.bounded("prefill_alternates", message.prefill_alternates)
     return GenerateRequest(
         request_id=RequestId(checks.name("request_id", message.request_id)),
         tokens=checks.tokens_from(message.tokens),
@@ -44,6 +57,11 @@ def generate_request_from_pb(message: decode_pb2.GenerateRequest) -> GenerateReq
         remaining_s=checks.duration_s("remaining_s", message.remaining_s),
         want_logits=message.want_logits,
         fault=checks.text("fault", message.fault, most=checks.MAX_NAME),
+        priority=message.priority,
+        on_failure=FailurePolicy(checks.one_of("on_failure", message.on_failure or "fail", FAILURE_POLICIES)),
+        prefill_alternates=tuple(
+            checks.matching("prefill_alternates", address, checks.ADDRESS) for address in message.prefill_alternates
+        ),
     )
 
 
@@ -73,6 +91,8 @@ def generate_event_from_pb(message: decode_pb2.GenerateEvent) -> GenerateEvent:
                 chunk_starts=checks.rising("chunk_starts", done.chunk_starts, checks.MAX_TOKENS),
                 speculation=_speculation_from_pb(done.speculation) if done.HasField("speculation") else None,
                 preemptions=done.preemptions,
+                retries=done.retries,
+                recomputed_tokens=done.recomputed_tokens,
             )
         case _:
             raise ProtocolError("event is missing, or of a kind that is unknown here", field="event")

@@ -52,6 +52,7 @@ def prefill_request_to_pb(request: PrefillRequest) -> prefill_pb2.PrefillRequest
         sampling=sampling_to_pb(request.sampling),
         remaining_s=request.remaining_s,
         want_logits=request.want_logits,
+        priority=request.priority,
     )
 
 
@@ -67,6 +68,7 @@ def prefill_request_from_pb(message: prefill_pb2.PrefillRequest) -> PrefillReque
         sampling=sampling_from_pb(message.sampling),
         remaining_s=checks.duration_s("remaining_s", message.remaining_s),
         want_logits=message.want_logits,
+        priority=message.priority,
     )
 
 
