@@ -16,9 +16,7 @@ from itertools import count
 from pdkv.errors import (
     BoundsError,
     ConfigError,
-    ContractMismatch,
     DeadlineExceeded,
-    Difference,
     Draining,
     DuplicateRequest,
     LeaseExpired,
@@ -35,6 +33,7 @@ from pdkv.node.decoding import Arrived, decode
 from pdkv.node.faults import fault_named, handoff_fault_named
 from pdkv.node.flow import Idle, deadline, streamed, together
 from pdkv.node.intake import Intake, IntakeCount
+from pdkv.node.links import Link, Links
 from pdkv.node.messages import (
     Accepted,
     GenerateEvent,
@@ -47,7 +46,7 @@ from pdkv.node.messages import (
     PrefillRequest,
     Shipment,
 )
-from pdkv.node.ports import PrefillDirectory, PrefillPeer
+from pdkv.node.ports import PrefillDirectory
 from pdkv.node.preemption import Preemption, PreemptPolicy
 from pdkv.node.prompt import Prompt, plan_prompt
 from pdkv.node.queue import AdmissionQueue, Ask
@@ -73,25 +72,6 @@ class DecodeSettings:
 
 
 @dataclass(slots=True)
-class _Link:
-    """A connected prefill node: how to call it, and its introduction."""
-
-    address: str
-    peer: PrefillPeer
-    intro: NodeIntro
-
-
-@dataclass(slots=True)
-class _Dial:
-    """An attempt to connect to an address, and those who wait for how it ends."""
-
-    lock: asyncio.Lock
-    waiting: int = 0
-    error: PdkvError | None = None
-    """It failed: so it has for everybody who waited, instead of one wait after the other."""
-
-
-@dataclass(slots=True)
 class _Admitted:
     """What admission hands to the decode loop."""
 
@@ -108,10 +88,7 @@ class DecodeNode:
         self.peers = PeerBook(parts)
         self.queue = AdmissionQueue(parts.manager, limit=settings.queue_limit)
         self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
-        self._directory = directory
-        self._links: dict[str, _Link] = {}
-        self._dialling: dict[str, _Dial] = {}
-        """Only of addresses that somebody is dialling now: they come from whoever sends a request."""
+        self.links = Links(parts, self.peers, directory)
         self._running: set[RequestId] = set()
         self._turn = 0
         self._asked = count()
@@ -126,7 +103,7 @@ class DecodeNode:
 
     async def connect(self, address: str) -> NodeIntro:
         """Connect to the prefill node at `address`, unless that is done. Raises `ContractMismatch`, `PeerLost`."""
-        return (await self._linked(address)).intro
+        return (await self.links.of(address)).intro
 
     def status(self) -> NodeStatus:
         status = self.peers.status("decode", leases=0, requests=len(self._running))
@@ -173,7 +150,7 @@ class DecodeNode:
         ask = Ask(prompt.hashes, -(-slots // prompt.page_tokens), prompt.decode_hit_pages, prompt.drop_pages)
         self.queue.require_possible(ask)
         address = request.prefill_address or self._next_address()
-        link = await self._linked(address)
+        link = await self.links.of(address)
         reservation = await self.queue.admit(ask)
         reservation.public = prompt.public
         try:
@@ -184,14 +161,14 @@ class DecodeNode:
                 if pull.accepted:
                     raise
                 # The node behind the address has begun a new life and refused before its first page: meet it anew.
-                self._forget(link)
-                link = await self._linked(address)
+                self.links.forget(link)
+                link = await self.links.of(address)
                 admitted = await _Pull(self, request, prompt, reservation, link).run(began)
             self.peers.mark(link.intro.name, PeerState.READY)
             arrived = Arrived(request, prompt, ask, reservation, admitted.done, admitted.shipment)
             await decode(parts, self.preemption, arrived, emit)
         except PeerLost:
-            self._forget(link)
+            self.links.forget(link)
             raise
         finally:
             parts.manager.end(reservation)
@@ -203,49 +180,12 @@ class DecodeNode:
         self._turn += 1
         return addresses[self._turn % len(addresses)]
 
-    async def _linked(self, address: str) -> _Link:
-        dial = self._dialling.setdefault(address, _Dial(asyncio.Lock()))
-        dial.waiting += 1
-        try:
-            async with dial.lock:
-                if link := self._links.get(address):
-                    return link
-                if dial.error is not None:
-                    raise dial.error
-                try:
-                    link = self._links[address] = await self._dial(address)
-                except PdkvError as error:
-                    dial.error = error
-                    raise
-                return link
-        finally:
-            dial.waiting -= 1
-            if not dial.waiting:
-                del self._dialling[address]
-
-    async def _dial(self, address: str) -> _Link:
-        peer = self._directory.peer(address)
-        try:
-            intro = await peer.connect(self.parts.intro())
-        except ContractMismatch as error:
-            # The refusal speaks from the prefill node's side; what leaves here speaks from this one's.
-            turned = [Difference(d.field, d.theirs, d.mine, d.rule) for d in error.differences]
-            raise ContractMismatch(turned) from error
-        await self.peers.admit(intro)
-        return _Link(address, peer, intro)
-
-    def _forget(self, link: _Link) -> None:
-        """The next request to this address connects again; a new incarnation is added beside the old."""
-        if self._links.get(link.address) is link:
-            del self._links[link.address]
-            self.peers.mark(link.intro.name, PeerState.SUSPECT)
-
 
 class _Pull:
     """One request's prompt on its way from a prefill node into this node's tree."""
 
     def __init__(
-        self, node: DecodeNode, request: GenerateRequest, prompt: Prompt, reservation: Reservation, link: _Link
+        self, node: DecodeNode, request: GenerateRequest, prompt: Prompt, reservation: Reservation, link: Link
     ) -> None:
         self._node = node
         self._parts = node.parts
