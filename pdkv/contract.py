@@ -112,6 +112,8 @@ class Contract:
     lane: str = field(metadata=INFORMATIVE)
     host: str = field(metadata=INFORMATIVE)
     gpu: str = field(metadata=INFORMATIVE)
+    engine: str = field(metadata=INFORMATIVE)
+    """Name of what computes the rows."""
 
     @property
     def content_fingerprint(self) -> bytes:
@@ -156,6 +158,7 @@ class ContractFacts:
     lane: str = ""
     host: str = ""
     gpu: str = ""
+    engine: str = ""
 
 
 def build_contract(shape: ModelShape, fmt: PageFormat, *, identity: ContractFacts) -> Contract:

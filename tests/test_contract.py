@@ -83,6 +83,7 @@ ACCEPTED: dict[str, Any] = {
     "lane": "tcp",
     "host": "elsewhere",
     "gpu": "another",
+    "engine": "another",
 }
 """For each field that may differ, another value that is no obstacle."""
 
@@ -114,7 +115,7 @@ def test_rules_are_those_of_the_protocol() -> None:
         "content": 21,
         "pair": 7,
         "compatible": 4,
-        "informative": 4,
+        "informative": 5,
     }
     assert "index_topk" in by_rule["content"]
 
@@ -133,7 +134,7 @@ import pdkv.contract as c
 made = c.Contract(**{n: v for n, v in zip(c.RULES, (
     "A", "w", 100, 2, ("full", "shared"), 0, "fp8_ds_mla", 656, "p", "s", "bf16", "halves", 132, "k", 1, 64, 64,
     (("main.0", 41984), ("main.1", 41984), ("index.0", 8448)), "h", False, "r",
-    "none", "none", 0, 0, 0, False, 1, c.Topology(), "page_major", ("xxh3_64",), 0, "", "", "", ""), strict=True)})
+    "none", "none", 0, 0, 0, False, 1, c.Topology(), "page_major", ("xxh3_64",), 0, "", "", "", "", ""), strict=True)})
 print(made.content_fingerprint.hex(), made.fingerprint.hex())
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pdkv import __version__
-from pdkv.adapters.reference.engine import ReferenceEngine
+from pdkv.adapters.reference.engine import ENGINE_NAME, ReferenceEngine
 from pdkv.adapters.reference.model import LoadedModel, load_model
 from pdkv.adapters.reference.mtp import MtpDrafter
 from pdkv.config import DecodeConfig, NodeConfig
@@ -91,6 +91,7 @@ def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Cont
         version=__version__,
         host=platform.node(),
         gpu=torch.cuda.get_device_name() if config.device.startswith("cuda") else "",
+        engine=ENGINE_NAME,
     )
     return build_contract(model.shape, fmt, identity=facts)
 

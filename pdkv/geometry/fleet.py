@@ -20,6 +20,8 @@ from pdkv.geometry.weights import Part, Ranks, stage_matrices, weight_bytes
 from pdkv.geometry.workspaces import page_table_bytes, topk_buffer_bytes
 
 MIB = 1 << 20
+WAYS = ("tp", "dp", "ep", "dcp", "pp")
+"""Fields of a `Layout` beside its number of cards, in the order in which they are said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from pdkv.errors import ConfigError
 from pdkv.geometry.byte_ledger import GroupBytes, PoolFit, pool_fit, request_pages, token_bytes
-from pdkv.geometry.fleet import GPUS, GpuMemory, Layout, RankPool, given_pool, rank_pool
+from pdkv.geometry.fleet import GPUS, WAYS, GpuMemory, Layout, RankPool, given_pool, rank_pool
 from pdkv.geometry.model_config import FULL, SHARED, ModelShape
 from pdkv.geometry.row_format import MAIN_ROWS
 
 KPOOLS = (2, 4, 16)
 DCPS = (2, 4, 8)
+GROWTH = (2, 4, 8, 16, 32, 64, 128, 256)
+"""Times as many cards as a deployment has: the smallest one at which a request fits is named."""
+MOST_LAYOUTS = 3
+"""That are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,11 @@ def fit_of(setup: Setup, request_tokens: int) -> PoolFit | None:
 
 
 def what_fits(setup: Setup, request_tokens: int) -> tuple[str, ...]:
-    """Single changes after which the request fits, cheapest first; empty if it fits as it is, or if none of them helps.
+    """Changes after which the request fits, cheapest first; empty if it fits as it is, or if none of them helps.
 
-    Looks at what an operator can set: DCP, row format, drafting, the static share, cards. Not at the model.
+    Looks at what an operator can set: DCP, row format, drafting, the static share, weights, cards. Not at the model.
+    Each is one change, but for more cards: there it is the layout of the fewest with which the request fits, with as
+    much DCP as that takes.
     """
     if _fits(setup, request_tokens):
         return ()
@@ -95,7 +101,8 @@ def what_fits(setup: Setup, request_tokens: int) -> tuple[str, ...]:
     for name, made in _remedies(setup):
         with suppress(ConfigError):
             helping += [name] if _fits(made, request_tokens) else []
-    return tuple(helping)
+    larger = [_layout_words(setup.layout, layout) for layout in _larger(setup, request_tokens)]
+    return (*helping, *larger, *_larger_cards(setup, request_tokens))
 
 
 def _fits(setup: Setup, request_tokens: int) -> bool:
@@ -163,16 +170,60 @@ def _remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
         return
     if memory.mem_fraction_static < 0.95:
         yield "mem fraction static 0.95", replace(setup, memory=replace(memory, mem_fraction_static=0.95))
-    for name, layout in _larger(setup.layout):
-        yield name, replace(setup, layout=layout)
+    if memory.weight_dtype != "fp8":
+        yield "weights fp8", replace(setup, memory=replace(memory, weight_dtype="fp8"))
+
+
+def _larger_cards(setup: Setup, request_tokens: int) -> Iterator[str]:
+    """As many cards of another kind."""
+    memory = setup.memory
+    if not isinstance(memory, GpuMemory):
+        return
     for gpu in GPUS.values():
         if gpu.memory_bytes > memory.gpu.memory_bytes:
-            yield gpu.name, replace(setup, memory=replace(memory, gpu=gpu))
+            with suppress(ConfigError):
+                if _fits(replace(setup, memory=replace(memory, gpu=gpu)), request_tokens):
+                    yield gpu.name
 
 
-def _larger(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Twice the cards, as a second stage or a second attention beside the first."""
-    pp = replace(layout, gpus=layout.gpus * 2, pp=layout.pp * 2)
-    yield f"gpus {pp.gpus} with pp {pp.pp}", pp
-    dp = replace(layout, gpus=layout.gpus * 2, dp=layout.dp * 2, ep=layout.ep * 2)
-    yield f"gpus {dp.gpus} with dp {dp.dp}, ep {dp.ep}", dp
+def _larger(setup: Setup, request_tokens: int) -> tuple[Layout, ...]:
+    """Layouts of the fewest cards of this kind that hold the request; each has grown in one way, or if no such one
+    holds it in several: then those with the largest tp are named."""
+    if not isinstance(setup.memory, GpuMemory):
+        return ()
+    for factor in GROWTH:
+        one_way, several = _grown(setup.layout, factor)
+        for ways in (one_way, several):
+            if found := [fits for way in ways if (fits := _with_dcp(setup, way, request_tokens)) is not None]:
+                return tuple(found[:MOST_LAYOUTS])
+    return ()
+
+
+def _grown(layout: Layout, factor: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """(tp, dp, pp) of `factor` times the cards: one of them larger, and two or three of them."""
+    powers = [1 << i for i in range(factor.bit_length())]
+    ways = [(tp, dp, factor // (tp * dp)) for tp in powers for dp in powers if tp * dp <= factor]
+    made = {way: (layout.tp * way[0], layout.dp * way[1], layout.pp * way[2]) for way in reversed(ways)}
+    alone = [size for way, size in made.items() if max(way) == factor]
+    return alone, [size for way, size in made.items() if max(way) < factor]
+
+
+def _with_dcp(setup: Setup, size: tuple[int, int, int], request_tokens: int) -> Layout | None:
+    """The layout of (tp, dp, pp) with the least DCP that holds the request."""
+    old, (tp, dp, pp) = setup.layout, size
+    experts = old.ep * (tp * dp) // (old.tp * old.dp)
+    for dcp in (old.dcp, *(n for n in DCPS if n > old.dcp)):
+        with suppress(ConfigError):
+            layout = Layout(gpus=tp * dp * pp, tp=tp, dp=dp, ep=experts, dcp=dcp, pp=pp)
+            made = replace(setup, layout=layout)
+            if _fits(made, request_tokens):
+                return layout
+            pool = made.pool()
+            if pool is not None and not pool.usable_pages:
+                return None  # the weights are the same with any DCP
+    return None
+
+
+def _layout_words(old: Layout, new: Layout) -> str:
+    changed = [f"{way} {getattr(new, way)}" for way in WAYS if getattr(new, way) != getattr(old, way)]
+    return f"gpus {new.gpus} with {', '.join(changed)}"

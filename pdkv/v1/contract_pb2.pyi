@@ -120,6 +120,7 @@ class Contract(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """Content: equal, as they determine the bytes of a page."""
     weights_id: _builtins.str
@@ -155,6 +156,8 @@ class Contract(_message.Message):
     lane: _builtins.str
     host: _builtins.str
     gpu: _builtins.str
+    engine: _builtins.str
+    """Name of what computes the rows."""
     @_builtins.property
     def indexer_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"full" or "shared", one a layer."""
@@ -208,10 +211,11 @@ class Contract(_message.Message):
         lane: _builtins.str = ...,
         host: _builtins.str = ...,
         gpu: _builtins.str = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topology", b"topology"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "bigram", b"bigram", "digest_algorithms", b"digest_algorithms", "draft_layers", b"draft_layers", "draft_tokens", b"draft_tokens", "draft_topk", b"draft_topk", "eagle_rule", b"eagle_rule", "gpu", b"gpu", "hash_algorithm", b"hash_algorithm", "host", b"host", "index_kpool", b"index_kpool", "index_order", b"index_order", "index_row_bytes", b"index_row_bytes", "index_sharing", b"index_sharing", "index_topk", b"index_topk", "indexer_types", b"indexer_types", "lane", b"lane", "main_row_bytes", b"main_row_bytes", "main_row_format", b"main_row_format", "main_row_parts", b"main_row_parts", "num_layers", b"num_layers", "page_tokens", b"page_tokens", "placement", b"placement", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "rollback_tokens", b"rollback_tokens", "rope_dtype", b"rope_dtype", "rope_order", b"rope_order", "scale_rule", b"scale_rule", "seed_rule", b"seed_rule", "segments", b"segments", "speculation", b"speculation", "topology", b"topology", "version", b"version", "vocab_size", b"vocab_size", "weights_id", b"weights_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "bigram", b"bigram", "digest_algorithms", b"digest_algorithms", "draft_layers", b"draft_layers", "draft_tokens", b"draft_tokens", "draft_topk", b"draft_topk", "eagle_rule", b"eagle_rule", "engine", b"engine", "gpu", b"gpu", "hash_algorithm", b"hash_algorithm", "host", b"host", "index_kpool", b"index_kpool", "index_order", b"index_order", "index_row_bytes", b"index_row_bytes", "index_sharing", b"index_sharing", "index_topk", b"index_topk", "indexer_types", b"indexer_types", "lane", b"lane", "main_row_bytes", b"main_row_bytes", "main_row_format", b"main_row_format", "main_row_parts", b"main_row_parts", "num_layers", b"num_layers", "page_tokens", b"page_tokens", "placement", b"placement", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "rollback_tokens", b"rollback_tokens", "rope_dtype", b"rope_dtype", "rope_order", b"rope_order", "scale_rule", b"scale_rule", "seed_rule", b"seed_rule", "segments", b"segments", "speculation", b"speculation", "topology", b"topology", "version", b"version", "vocab_size", b"vocab_size", "weights_id", b"weights_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from pdkv.cli.assemble import build_parts, contract_of
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
 from pdkv.contract import Contract, diff, require_compatible
 from pdkv.errors import ConfigError, ContractMismatch
+from pdkv.geometry.diagnose.step import DENSE_ENGINES
 from pdkv.geometry.page_layout import Group, page_format
 from pdkv.kvcache.eviction import ORDERS
 from pdkv.node.base import NodeParts
@@ -54,6 +55,11 @@ def test_layer_lists_come_from_the_layers_that_the_engine_built() -> None:
             assert parts.contract.indexer_types == built == (listed or built)
             assert index_layers(parts) == [layer for layer, kind in enumerate(built) if kind == "full"]
             assert [name for name, _ in parts.contract.segments] == [s.name for s in parts.pool.fmt.segments]
+
+
+def test_the_engine_is_named_in_the_contract_as_diagnoses_know_it() -> None:
+    with parts_of() as parts:
+        assert parts.contract.engine in DENSE_ENGINES
 
 
 def test_an_engine_that_built_other_layers_than_asked_for_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,52 @@ def test_what_makes_it_fit_on_gpus() -> None:
     assert not [name for name in what_fits(h100, M1) if name.startswith("row")]
 
 
+def cards(count: int, *, gpu: str = "h200", dtype: str = "fp8") -> Setup:
+    memory = GpuMemory(find_gpu(gpu), weight_shape(GLM), weight_dtype=dtype)
+    return Setup(SHAPE, layout=Layout(gpus=count, tp=count, ep=count), memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("setup", "tokens", "layouts"),
+    [
+        # the pages of 8 cards are too few, those of 16 are not
+        (cards(8), M1, ("gpus 16 with tp 16, ep 16", "gpus 16 with dp 2, ep 16", "gpus 16 with pp 2")),
+        # not even the weights go onto 4, and onto 8 the request only with DCP
+        (cards(4), M1, ("gpus 8 with tp 8, ep 8, dcp 2", "gpus 8 with dp 2, ep 8, dcp 2", "gpus 8 with pp 2")),
+        (cards(4), 8192, ("gpus 8 with tp 8, ep 8", "gpus 8 with dp 2, ep 8", "gpus 8 with pp 2")),
+        (cards(1), M1, ("gpus 8 with tp 8, ep 8, dcp 2", "gpus 8 with pp 8")),
+        (cards(1, dtype="bf16"), M1, ("gpus 16 with tp 16, ep 16, dcp 2",)),
+    ],
+)
+def test_the_fewest_cards_that_hold_it(setup: Setup, tokens: int, layouts: tuple[str, ...]) -> None:
+    made = tuple(name for name in what_fits(setup, tokens + 256) if name.startswith("gpus"))
+    assert made == layouts
+    # each holds what it is named for, and half of its cards don't
+    for name in made:
+        sizes = dict(part.split() for part in name.replace(" with ", ", ").split(", "))
+        layout = replace(setup.layout, **{way: int(size) for way, size in sizes.items()})
+        larger = fit_of(replace(setup, layout=layout), tokens + 256)
+        assert larger is not None
+        assert larger.fits
+
+
+def test_more_cards_in_several_ways_where_one_way_is_not_enough() -> None:
+    """64 heads go onto 64 cards, 21 full layers begin 21 stages: on cards that are too small for either, both."""
+    small = GpuMemory(Gpu("8GB", 8 * 10**9, 1), weight_shape(GLM))
+    setup = Setup(SHAPE, layout=Layout(gpus=2, tp=2, ep=2), memory=small)
+    assert what_fits(setup, 8192) == (
+        "gpus 128 with tp 32, ep 32, pp 4",
+        "gpus 128 with tp 16, dp 2, ep 32, dcp 2, pp 4",
+    )
+    tiny = replace(small, gpu=Gpu("1GB", 10**9, 1))
+    assert what_fits(replace(setup, memory=tiny), 8192) == ()  # the embeddings alone are larger
+
+
+def test_smaller_weights_help_where_they_are_not_the_smallest() -> None:
+    assert "weights fp8" in what_fits(cards(8, dtype="bf16"), 8192)
+    assert "weights fp8" not in what_fits(cards(8), M1 + 256)
+
+
 @pytest.mark.parametrize("change", ["no MTP layer", "mem fraction static 0.95"])
 def test_small_changes_that_are_enough(change: str) -> None:
     memory = GpuMemory(find_gpu("h200"), weight_shape(GLM))

@@ -20,9 +20,15 @@ from pdkv.ids import LocalPages, UInt32Array
 from pdkv.kvcache.pool import SlotPool
 from pdkv.node.ports import Computed, Logits
 
+ENGINE_NAME = "reference"
+
 
 class ReferenceEngine:
-    """`node.ports.Engine` over one pool; one call at a time."""
+    """`node.ports.Engine` over one pool; one call at a time.
+
+    It is for correctness: like transformers' model, it reads and decodes the main rows of the whole context in each
+    step, and masks what the indexer didn't select.
+    """
 
     def __init__(self, model: LoadedModel, pool: SlotPool) -> None:
         """Raises `ConfigError` for a pool of another model's segments or on another device, and for rows or index

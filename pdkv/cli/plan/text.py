@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pdkv.cli.plan.complaints import Answers
 from pdkv.cli.plan.figures import Plan
 from pdkv.geometry import byte_ledger as ledger
-from pdkv.geometry.fleet import GpuMemory, RankPool
+from pdkv.geometry.fleet import WAYS, GpuMemory, RankPool
 from pdkv.geometry.workspaces import LOGITS_NEVER_SPLIT_BELOW, LogitsPlan
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _budget_lines(plan: Plan, memory: GpuMemory, pool: RankPool) -> Iterator[str
     layout, budget = plan.setup.layout, pool.budget
     if budget is None:
         return
-    ways = ", ".join(f"{way} {getattr(layout, way)}" for way in ("tp", "dp", "ep", "dcp", "pp"))
+    ways = ", ".join(f"{way} {getattr(layout, way)}" for way in WAYS)
     stage = f", stage of layers {budget.layers[0]}-{budget.layers[-1]}" if layout.pp > 1 else ""
     yield f"\n{layout.gpus} x {memory.gpu.name} ({ways}); the tightest rank{stage}:"
     parts = sorted(((size, part) for part, size in budget.weights.items() if size), reverse=True)
@@ -145,7 +145,7 @@ def _pool_lines(plan: Plan) -> Iterator[str]:
             short = f"do not fit: {c.fit.missing_pages:,} pages short, {c.fit.missing_bytes:,} B more memory needed"
             yield f"  {name}: {'fits' if c.fit.fits else short}"
             if not c.fit.fits:
-                yield f"    fits with: {'; '.join(c.would_fit) or 'no single change that is known here'}"
+                yield f"    fits with: {'; '.join(c.would_fit) or 'no change that is known here'}"
         if c.tokens > plan.positions:
             yield f"  {c.tokens:,} tokens are more than the {plan.positions:,} that the model was made for"
 

@@ -43,5 +43,5 @@ def require_counts(facts: Any) -> None:
     """Every number of a complaint is finite and not below 0. Raises `ConfigError` naming the first that isn't."""
     for field in fields(facts):
         value = getattr(facts, field.name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
+        if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
             raise ConfigError(field.name, value, "a finite number, not below 0")

@@ -58,43 +58,68 @@ def diagnose_pool(shape: ModelShape, main_row: str, facts: PoolFacts) -> Finding
         numbers["held_bytes"] = held = (facts.usable_pages + 1) * planned
         why = f"{short}; a page has the planned size, so the pool got {held:,} B, not {facts.memory_bytes:,} B"
         return wrong(POOL, numbers, why, "give the pool its memory: weights and workspaces were taken from it first")
-    causes = [words for words, size in _page_causes(shape, main_row, facts) if low <= size <= high]
+    causes = [cause for cause, size in _page_causes(shape, main_row, facts) if low <= size <= high]
     if not causes:
         why = f"{short}; no change of layers, rows, drafts or DCP gives a page of {low:,} to {high:,} B"
         return wrong(POOL, numbers, why, "compare the node's segments with the plan's, one by one")
-    single = [words for words in causes if " and " not in words]
-    why = f"{short}; explained by: {'; or by: '.join((single or causes)[:3])}"
-    return wrong(POOL, numbers, why, "give the engine the planned row format and the model's own list of full layers")
+    likely = ([cause for cause in causes if len(cause) == 1] or causes)[:3]
+    why = f"{short}; explained by: {'; or by: '.join(' and '.join(c.words for c in cause) for cause in likely)}"
+    return wrong(POOL, numbers, why, *dict.fromkeys(change.remedy for cause in likely for change in cause))
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One thing in which a page is not the planned one, and what is done about that very thing."""
+
+    words: str
+    remedy: str
 
 
 def _page(shape: ModelShape, main_row: str, facts: PoolFacts) -> GroupBytes:
     return slot_page_bytes(shape, main_row=main_row, dcp=facts.dcp, rollback_tokens=facts.rollback_tokens)
 
 
-def _page_causes(shape: ModelShape, main_row: str, facts: PoolFacts) -> Iterator[tuple[str, int]]:
-    """What else a page may hold, with its bytes: one change, or two or three of them joined by "and"."""
+def _page_causes(shape: ModelShape, main_row: str, facts: PoolFacts) -> Iterator[tuple[tuple[_Change, ...], int]]:
+    """What else a page may hold, with its bytes: one change, or two or three of them."""
     full = len(shape.full_layers)
     index_page = _page(shape, main_row, facts).index // (full + shape.draft_layers)
-    for words, size in _other_pages(shape, main_row, facts):
-        if words:
-            yield " and ".join(words), size
+    for changes, size in _other_pages(shape, main_row, facts):
+        if changes:
+            yield changes, size
         for count in range(1, shape.num_layers + 1):
             if count != full:
-                more = f"{count} layers with index-K instead of {full}"
-                more += " (all layers treated as full)" if count == shape.num_layers else ""
-                yield " and ".join((*words, more)), size + (count - full) * index_page
+                yield (*changes, _other_layers(count, full, shape.num_layers)), size + (count - full) * index_page
     for dcp in (1, 2, 4, 8):
         if dcp != facts.dcp:
             size = _page(shape, main_row, replace(facts, dcp=dcp)).total
-            yield f"index-K of dcp {dcp} instead of {facts.dcp}", size
+            remedy = f"start the engine with DCP {facts.dcp}, or plan with --dcp {dcp}"
+            yield (_Change(f"index-K of dcp {dcp} instead of {facts.dcp}", remedy),), size
 
 
-def _other_pages(shape: ModelShape, main_row: str, facts: PoolFacts) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Pages with other main rows or another count of MTP layers, the planned one among them (with no words)."""
-    drafts = {0: (), 1: ("an MTP layer more",), -1: ("an MTP layer less",)}
+def _other_layers(count: int, full: int, layers: int) -> _Change:
+    every = " (all layers treated as full)" if count == layers else ""
+    return _Change(
+        f"{count} layers with index-K instead of {full}{every}",
+        "give the engine the model's own list of full layers (indexer_types)",
+    )
+
+
+def _other_pages(shape: ModelShape, main_row: str, facts: PoolFacts) -> Iterator[tuple[tuple[_Change, ...], int]]:
+    """Pages with other main rows or another count of MTP layers, the planned one among them (with no change)."""
     for row in MAIN_ROWS.values():
-        rows = () if row.name == main_row else (f"main rows of {row.row_bytes} B ({row.name})",)
-        for more, words in drafts.items():
-            if shape.draft_layers + more >= 0:
-                other = replace(shape, draft_layers=shape.draft_layers + more)
-                yield (*rows, *words), _page(other, row.name, facts).total
+        remedy = f"give the engine the planned row format ({main_row}), or plan with --main-row {row.name}"
+        other_row = _Change(f"main rows of {row.row_bytes} B ({row.name})", remedy)
+        rows = () if row.name == main_row else (other_row,)
+        for more in (0, 1, -1):
+            drafts = shape.draft_layers + more
+            if drafts >= 0:
+                other = replace(shape, draft_layers=drafts)
+                yield (*rows, *_other_drafts(more, drafts)), _page(other, row.name, facts).total
+
+
+def _other_drafts(more: int, drafts: int) -> tuple[_Change, ...]:
+    if not more:
+        return ()
+    engine = "without an MTP layer more" if more > 0 else "with its MTP layer"
+    remedy = f"start the engine {engine}, as planned, or plan with --draft-layers {drafts}"
+    return (_Change(f"an MTP layer {'more' if more > 0 else 'less'}", remedy),)

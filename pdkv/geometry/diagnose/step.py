@@ -13,6 +13,9 @@ from pdkv.geometry.diagnose.finding import TOLERANCE, Finding, Number, fine, req
 from pdkv.geometry.model_config import ModelShape
 
 STEP = "step time grows with the context, whatever the batch"
+DENSE_ENGINES = ("reference",)
+"""Engines, by their name in the contract, that attend to the whole context and mask what was not selected: their steps
+grow with main KV, and should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class StepFacts:
     short_step_s: float
     memory_bytes_per_s: float
     requests: int = 1
+    engine: str = ""
+    """Name of what computed the steps, if known."""
 
 
 def diagnose_step(shape: ModelShape, main_row: str, facts: StepFacts) -> Finding:
@@ -63,6 +68,13 @@ def diagnose_step(shape: ModelShape, main_row: str, facts: StepFacts) -> Finding
         )
         model = "fewer full layers (indexer_types) or kpool: both are the model's"
         return wrong(STEP, numbers, why, model, "MTP: the tokens that a step accepts share its read; requests don't")
+    if seen >= token.total / 3 and facts.engine in DENSE_ENGINES:
+        return fine(
+            STEP,
+            numbers | {"engine": facts.engine},
+            f"the {facts.engine} engine is dense by design: for each token it reads and decodes all rows of main KV and "
+            "masks what the indexer didn't select; it is for correctness, a sparse kernel's steps would not grow so",
+        )
     if seen > 3 * token.total:
         why = (
             f"{seen:,.0f} B a token are more than all rows of both caches: it isn't a read but work on every token, "

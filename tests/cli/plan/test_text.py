@@ -53,7 +53,7 @@ def test_what_stands_only_where_it_matters(capsys: pytest.CaptureFixture[str]) -
     assert "2 of them hold" in out
     assert "no room for pages" in said(capsys, gpu="h100", gpus=8)
     assert "163,840 that the model was made for" in said(capsys, "deepseek-v3.2", context=[163_841])
-    assert "no single change" in said(capsys, memory="1GB")
+    assert "no change that is known here" in said(capsys, memory="1GB")
     assert "256 output + 5 drafts" in said(capsys, memory="1GB", draft_tokens=5)
 
 

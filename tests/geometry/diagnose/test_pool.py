@@ -49,6 +49,35 @@ def test_a_small_pool_is_explained(facts: PoolFacts, ratio: float | None, cause:
     assert made.way_out
 
 
+@pytest.mark.parametrize(
+    ("facts", "ways"),
+    [
+        (pool_of(full_layers(39)), ["indexer_types"]),
+        (pool_of(SHAPE, "bf16"), ["--main-row bf16"]),
+        (
+            pool_of(replace(SHAPE, draft_layers=1)),
+            ["without an MTP layer more, as planned, or plan with --draft-layers"],
+        ),
+        # as many bytes as 42 full layers
+        (pool_of(SHAPE, dcp=2), ["indexer_types", "DCP 1, or plan with --dcp 2"]),
+        (pool_of(replace(full_layers(40), draft_layers=1)), ["--draft-layers 1", "indexer_types"]),
+    ],
+)
+def test_the_way_out_is_that_of_the_cause(facts: PoolFacts, ways: list[str]) -> None:
+    made = diagnose_pool(SHAPE, ROW, facts)
+    for way, words in zip(made.way_out, ways, strict=True):
+        assert words in way
+
+
+def test_an_mtp_layer_that_is_missing_has_its_own_way_out() -> None:
+    drafting = replace(SHAPE, draft_layers=1)
+    facts = replace(pool_of(SHAPE), page_bytes=3_452_160)
+    smaller = replace(facts, usable_pages=facts.usable_pages - 2000)
+    made = diagnose_pool(drafting, ROW, smaller)
+    assert "an MTP layer less" in made.finding
+    assert made.way_out == ("start the engine with its MTP layer, as planned, or plan with --draft-layers 0",)
+
+
 def test_39_full_layers_are_the_golden_ratio_in_a_large_pool() -> None:
     memory = 10**15
     facts = PoolFacts(memory, usable_pages(memory, 64 * 56_316))

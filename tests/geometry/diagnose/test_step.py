@@ -42,6 +42,19 @@ def test_which_read_makes_steps_grow(bytes_per_token: float, words: str, request
     assert made.numbers["index_read_per_step_bytes"] == INDEX * M1 * requests
 
 
+@pytest.mark.parametrize("bytes_per_token", [INDEX + MAIN, (INDEX + MAIN) * 5])
+def test_an_engine_that_is_dense_by_design_is_named_and_not_blamed(bytes_per_token: float) -> None:
+    facts = steps(bytes_per_token, 16)
+    made = diagnose_step(SHAPE, ROW, replace(facts, engine="reference"))
+    assert not made.wrong
+    assert "the reference engine is dense by design" in made.finding
+    assert made.numbers["engine"] == "reference"
+    # another one should not be, and index-K is read by all of them
+    assert diagnose_step(SHAPE, ROW, replace(facts, engine="other")).wrong
+    index = replace(steps(INDEX, 16), engine="reference")
+    assert "index-K explains it" in diagnose_step(SHAPE, ROW, index).finding
+
+
 def test_steps_that_do_not_grow_have_nothing_wrong() -> None:
     assert not diagnose_step(SHAPE, ROW, steps(0)).wrong
     assert not diagnose_step(SHAPE, ROW, StepFacts(M1, 0.0101, 1000, 0.01, RATE)).wrong
