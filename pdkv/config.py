@@ -225,6 +225,8 @@ class DecodeConfig(NodeConfig):
     host memory, or compute them again."""
     offload_bytes: Bytes = 1 << 30
     """Host memory for the pages of requests that gave way; one that finds no room there keeps its pages."""
+    cache_answers: bool = True
+    """Keep the full pages of answers as cache too, for the next turn of a conversation; prompts' pages outlast them."""
     rank_addresses: Addresses = ()
     """The other ranks of a decode group that this node leads (`pdkv rank`), with settings as its own."""
 

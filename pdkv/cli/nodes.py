@@ -68,6 +68,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 queue_limit=config.queue_limit,
                 preempt=PreemptPolicy(config.preempt),
                 offload_bytes=config.offload_bytes,
+                cache_answers=config.cache_answers,
             )
             node = DecodeNode(parts, directory, settings)
             server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)

@@ -1,7 +1,8 @@
 """An admitted request, token by token, whatever happens to its pages in between.
 
 Guarantees: a page that was sealed as the prompt's tail is void before a token of the answer is written to it; between
-two steps, and only there, the request gives way if it was asked to; however it ends, its pages are given back.
+two steps, and only there, the request gives way if it was asked to; however it ends, its pages are given back. Of an
+answer that came to its end, and of no other, the full pages are in the tree before its end is said.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.answer import Answer
 from pdkv.node.base import NodeParts
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, PrefillDone, Shipment, Token
 from pdkv.node.preemption import Preemption, Runner
-from pdkv.node.prompt import Prompt
+from pdkv.node.prompt import Prompt, answer_hashes
 from pdkv.node.queue import Ask
 from pdkv.node.speculation import Decoder
 
@@ -29,6 +32,7 @@ class Arrived:
     reservation: Reservation
     done: PrefillDone
     shipment: Shipment
+    cache_answer: bool = True
 
 
 async def decode(
@@ -53,9 +57,34 @@ async def decode(
             for token in await parts.steps.run(decoder.step, answer):
                 runner.said.append(token.token)
                 emit(token)
+        if arrived.cache_answer:
+            await _cache_answer(parts, runner)
     speculation = decoder.report(answer.made)
     emit(
         GenerateDone(
             answer.reason, answer.made, arrived.shipment, done.chunk_starts, speculation, preemptions=runner.preempted
         )
     )
+
+
+async def _cache_answer(parts: NodeParts, runner: Runner) -> None:
+    """The full pages after the prompt's recorded ones go into the tree, where the conversation's next turn finds them.
+
+    Their rows are those of accepted tokens, all of them final, the draft layer's too; the tail of the prompt is the
+    first, once the answer has filled it. A hash names tokens and not bits: rows that were computed token by token are
+    rounded otherwise than those of prefill's chunks. Either may stand for the other, as chunks of two sizes may; which
+    of them a page has, its digest says. In a group each rank proves its own bytes, and the log has the order: nobody
+    waits here for the other ranks to commit, for whoever reserves these pages comes later in the log.
+
+    Raises as `Verifier.seal`; nothing is cached then.
+    """
+    prompt, reservation = runner.prompt, runner.reservation
+    said = np.array(runner.said, np.uint32)
+    hashes, first = answer_hashes(prompt, said, parts.contract), prompt.recorded_pages
+    if not len(hashes):
+        return
+    if reservation.public is not None:
+        reservation.public.grow(said)
+    parts.manager.extend(reservation, hashes)
+    pages = reservation.sequence[first : first + len(hashes)]
+    parts.manager.commit(await parts.digests.run(parts.verifier.seal, reservation.id, first, pages, hashes))

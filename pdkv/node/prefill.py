@@ -164,7 +164,11 @@ class PrefillNode:
         """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
         manager = self.parts.manager
         reservation = manager.reserve(
-            prompt.hashes, prompt.pages, max_hit_pages=prompt.prefill_hit_pages, drop_pages=prompt.drop_pages
+            prompt.hashes,
+            prompt.pages,
+            max_hit_pages=prompt.prefill_hit_pages,
+            drop_pages=prompt.drop_pages,
+            priority=request.priority,
         )
         reservation.public = prompt.public
         try:

@@ -17,7 +17,7 @@ from pdkv.errors import AccountMismatch, BoundsError, Difference
 from pdkv.ids import PageHashes, UInt32Array
 from pdkv.kvcache.eagle import EagleRule, prefill_resume_tokens, recorded_tokens
 from pdkv.kvcache.events import PublicChain
-from pdkv.kvcache.page_hash import chain, namespace_seed, tail_hash
+from pdkv.kvcache.page_hash import chain, extend, namespace_seed, tail_hash
 from pdkv.node.messages import Account, DraftHandoff, Namespace
 
 
@@ -28,6 +28,8 @@ class Prompt:
     tokens: UInt32Array
     page_tokens: int
     hashes: PageHashes
+    last_hash: bytes
+    """Of the last recorded page, or the namespace's seed: what the tail and an answer's pages go on from."""
     recorded_tokens: int
     resume_tokens: int
     """The longest cached prefix prefill may build on: at least one token is left to compute."""
@@ -78,6 +80,7 @@ def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -
         tokens=np.ascontiguousarray(tokens),
         page_tokens=contract.page_tokens,
         hashes=hashes,
+        last_hash=last,
         recorded_tokens=recorded,
         resume_tokens=prefill_resume_tokens(len(tokens), rule, page_tokens=contract.page_tokens),
         drop_pages=1 if rule is EagleRule.DROP_PAGE else 0,
@@ -86,6 +89,15 @@ def plan_prompt(tokens: UInt32Array, namespace: Namespace, contract: Contract) -
             tokens, page_tokens=contract.page_tokens, cache_salt=namespace.cache_salt, bigram=contract.bigram
         ),
     )
+
+
+def answer_hashes(prompt: Prompt, said: UInt32Array, contract: Contract) -> PageHashes:
+    """Of the full pages after the recorded ones, when the answer `said` follows the prompt: the first of them began as
+    its tail. The answer's last token has no row; a bigram chain takes it as what the last row looks ahead to.
+    """
+    tokens = np.concatenate((prompt.tokens[prompt.recorded_tokens :], said))
+    hashed = tokens if contract.bigram else tokens[:-1]
+    return extend(prompt.last_hash, hashed, page_tokens=prompt.page_tokens, bigram=contract.bigram)
 
 
 def account_of(prompt: Prompt, contract: Contract, draft: DraftHandoff | None = None) -> Account:

@@ -7,7 +7,9 @@ being made for the head, and the head was passed less than `pass_limit` times: s
 `pass_limit` short ones for itself and for each that was ahead of it.
 
 A request that was retracted comes again: it waits before all that are new, but behind a new one that is the head by
-then, for which it may have been retracted. Runs on one event loop.
+then, for which it may have been retracted. A priority is for eviction alone: were it to order the queue as well, a
+stream of important requests would starve the others for ever, which the rule of passing rules out. Runs on one event
+loop.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class Ask:
     """In all, output and draft headroom included."""
     max_hit_pages: int
     drop_pages: int = 0
+    priority: int = 0
+    """Of its pages when room is made later; whose turn it is doesn't depend on it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -139,7 +143,13 @@ class AdmissionQueue:
         ask = waiting.ask
         try:
             waiting.granted.set_result(
-                self._manager.reserve(ask.hashes, ask.pages, max_hit_pages=ask.max_hit_pages, drop_pages=ask.drop_pages)
+                self._manager.reserve(
+                    ask.hashes,
+                    ask.pages,
+                    max_hit_pages=ask.max_hit_pages,
+                    drop_pages=ask.drop_pages,
+                    priority=ask.priority,
+                )
             )
         except CapacityError as error:
             waiting.refused = error

@@ -72,9 +72,9 @@ class Decoder:
                 break
         written = place + len(tokens)
         roll_back(self._pool, answer.pages, answer.place, written)
-        if not answer.over:
-            after = np.array([token.token for token in said], np.uint32)
-            self._draft = drafter.extend(computed.hidden[: len(said)], after, place, answer.pages)
+        # After the last token too: with their draft rows the answer's pages are whole, and can be cached.
+        after = np.array([token.token for token in said], np.uint32)
+        self._draft = drafter.extend(computed.hidden[: len(said)], after, place, answer.pages)
         self._add(len(drafts.tokens), accepted, rolled_back=written - answer.place)
         if answer.want_logits:
             said[0] = replace(said[0], draft_digests=drafts.logits_digests)

@@ -14,6 +14,7 @@ from pdkv.contract import Topology
 from pdkv.errors import ContractMismatch
 from pdkv.ids import LocalPages, RequestId
 from pdkv.kvcache.page_digest import digest_pages
+from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import GenerateRequest, Namespace, Sampling
 from pdkv.node.prompt import plan_prompt
 from tests.node.scene import alone, answers, recovered, request, rested, run
@@ -129,19 +130,21 @@ def test_prompts_of_every_edge_length_again_and_again(rule: str) -> None:
     run(scenario, make_pair(both=RULES[rule]))
 
 
+@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("rule", RULES)
-def test_output_pages_are_never_taken_for_a_prompt(rule: str) -> None:
-    """A request decodes over a page edge; the same tokens as a prompt find only what was a prompt before."""
+def test_pages_of_an_answer_are_hit_by_what_goes_on_from_it_if_they_are_kept(rule: str, *, cached: bool) -> None:
+    """A request decodes over a page edge; the page that began as its tail is found by the same tokens as a prompt."""
 
     async def scenario(pair: Pair) -> None:
         first = replace(request(120), sampling=Sampling(max_tokens=20))
         tokens, _ = await answers(pair.decode.generate(first))
         longer = named(first, "r1", tokens=np.append(first.tokens, np.array(tokens, np.uint32)))
-        _, done = await answers(pair.decode.generate(longer))
-        assert done.shipment.pages_hit == (0 if rule == "drop_page" else 1)
+        tokens, done = await answers(pair.decode.generate(longer))
+        assert tuple(tokens) == alone(pair, longer)
+        assert done.shipment.pages_hit == 1 + cached - (rule == "drop_page")
         await recovered(pair)
 
-    run(scenario, make_pair(both=RULES[rule]))
+    run(scenario, make_pair(both=RULES[rule], settings=DecodeSettings(("p0",), cache_answers=cached)))
 
 
 def test_a_tail_page_is_unsealed_before_decode_writes_into_it() -> None:
