@@ -21,10 +21,10 @@ from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.lease import LeaseTable
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts, PeerBook
-from pdkv.node.flow import Idle, deadline, streamed, together
+from pdkv.node.computing import Computation
+from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.messages import (
     Accepted,
-    DraftHandoff,
     LeaseCall,
     NodeIntro,
     NodeStatus,
@@ -33,10 +33,8 @@ from pdkv.node.messages import (
     PrefillEvent,
     PrefillRequest,
 )
-from pdkv.node.ports import Logits
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
-from pdkv.node.sampling import SampledToken, logits_digest, require_finite, sample
-from pdkv.node.speculation import drafted_chunk
+from pdkv.node.sampling import logits_digest
 from pdkv.node.stages import Stage
 from pdkv.node.workspace import Workspace
 
@@ -77,6 +75,8 @@ class PrefillNode:
         self.draining = False
         self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
         self._tasks: dict[LeaseId, asyncio.Task[object]] = {}
+        self._leased_for: dict[LeaseId, RequestId] = {}
+        """The request of each lease that lives."""
         self._lease_added = asyncio.Event()
         self._idle = Idle(lambda: len(self._running) + len(self.leases))
 
@@ -105,13 +105,16 @@ class PrefillNode:
         """The lease's full life again, in seconds. Raises `LeaseExpired`: a late renewal revives nothing."""
         self.peers.check(call.envelope)
         self.leases.renew(call.lease_id, call.envelope.sender, _now())
+        self.parts.at(Stage.RENEWED, self._leased_for[call.lease_id])
         return self.settings.lease_ttl_s
 
     async def release_lease(self, call: LeaseCall) -> None:
         """Idempotent: releasing an unknown or ended lease is no error."""
         self.peers.check(call.envelope)
         if self.leases.release(call.lease_id, call.envelope.sender):
+            request = self._leased_for[call.lease_id]
             self._let_go(call.lease_id)
+            self.parts.at(Stage.RELEASED, request)
 
     def status(self) -> NodeStatus:
         status = self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
@@ -136,6 +139,7 @@ class PrefillNode:
         await self._idle.wait()
 
     def _let_go(self, lease_id: LeaseId) -> None:
+        del self._leased_for[lease_id]
         self._idle.changed()
         if task := self._tasks.get(lease_id):
             task.cancel()
@@ -173,6 +177,7 @@ class PrefillNode:
         reservation.public = prompt.public
         try:
             self.leases.grant(lease_id, request.envelope.sender, self.settings.lease_ttl_s, _now())
+            self._leased_for[lease_id] = request.request_id
             self._lease_added.set()
             self.parts.at(Stage.LEASED, request.request_id)
             emit(Accepted(lease_id, self.settings.lease_ttl_s))
@@ -192,103 +197,48 @@ class PrefillNode:
 
 
 class _PrefillRun:
-    """One prompt on its way through the engine."""
+    """One prompt on its way through the engine, and what is said of it meanwhile."""
 
     def __init__(
-        self,
-        parts: NodeParts,
-        steps: list[slice],
-        request: PrefillRequest,
-        prompt: Prompt,
-        reservation: Reservation,
+        self, parts: NodeParts, steps: list[slice], request: PrefillRequest, prompt: Prompt, reservation: Reservation
     ) -> None:
         self._parts = parts
-        self._steps = steps
-        """Those that are to be computed: the chunks."""
         self._request = request
         self._prompt = prompt
         self._reservation = reservation
-        self._pages = reservation.sequence
-        self._sealed = len(reservation.hit)
-        """Pages of the prompt that are committed so far."""
-        self._standing = reservation.hit
-        """The pages in the tree for them: what is announced."""
-        self._draft: DraftHandoff | None = None
-        """After the last chunk so far, where the model has a draft layer."""
+        self._computation = Computation(parts, steps, prompt, reservation, request.sampling)
 
     async def run(self, emit: Emit) -> PrefillDone:
         began = _now()
-        if self._sealed > self._request.first_page_wanted:
-            emit(self._announced(self._request.first_page_wanted, self._sealed))
-        logits, starts = await self._compute(emit)
+        computation, wanted = self._computation, self._request.first_page_wanted
+        if computation.sealed > wanted:
+            emit(self._announced(wanted, computation.sealed))
+
+        def sealed(first: int, last: int) -> None:
+            self._parts.at(Stage.SEALED, self._request.request_id)
+            if max(first, wanted) < last:
+                emit(self._announced(max(first, wanted), last))
+
+        logits = await computation.run(lambda: self._parts.at(Stage.COMPUTING, self._request.request_id), sealed)
         tail = await self._seal_tail()
-        first = self._first(logits)
+        first = computation.first(logits)
         return PrefillDone(
             first_token=first.token,
             first_logprob=first.logprob,
             logits_digest=logits_digest(logits) if self._request.want_logits else 0,
             tail=tail,
-            account=account_of(self._prompt, self._parts.contract, self._draft),
-            chunk_starts=starts,
+            account=account_of(self._prompt, self._parts.contract, computation.draft),
+            chunk_starts=computation.starts,
             prefill_s=_now() - began,
-            draft=self._draft,
+            draft=computation.draft,
         )
-
-    async def _compute(self, emit: Emit) -> tuple[Logits, tuple[int, ...]]:
-        """Chunk after chunk; the pages of one are digested while the next one computes."""
-        parts = self._parts
-        async with together() as group:
-            sealing: asyncio.Task[None] | None = None
-            for span in self._steps:
-                parts.at(Stage.COMPUTING, self._request.request_id)
-                logits = await parts.steps.run(self._chunk, span)
-                # What made such logits may stand in the pages, and the tree would serve it to everybody.
-                require_finite(logits, span.stop)
-                if sealing:
-                    await sealing
-                sealing = group.create_task(self._seal_until(span.stop, emit))
-        return logits, tuple(span.start for span in self._steps)
-
-    def _chunk(self, span: slice) -> Logits:
-        """Compute it, with its draft rows where the pages have some. Runs in the engine's thread."""
-        tokens, engine, drafter = self._prompt.tokens, self._parts.engine, self._parts.drafter
-        if drafter is None or not self._parts.contract.draft_layers:
-            return engine.forward(tokens[span], span.start, self._pages)
-        logits, self._draft = drafted_chunk(
-            engine, drafter, tokens, span, self._pages, lambda logits: self._first(logits).token
-        )
-        return logits
-
-    def _first(self, logits: Logits) -> SampledToken:
-        """The answer's first token, the same however often it is drawn."""
-        return sample(logits, self._request.sampling, len(self._prompt.tokens))
-
-    async def _seal_until(self, stop: int, emit: Emit) -> None:
-        """Seal every recorded page that is full of computed tokens, then announce what the caller lacks of it."""
-        first, last = self._sealed, min(stop, self._prompt.recorded_tokens) // self._prompt.page_tokens
-        if last <= first:
-            return
-        verified = await self._parts.digests.run(
-            self._parts.verifier.seal,
-            self._reservation.id,
-            first,
-            self._pages[first:last],
-            self._prompt.hashes.part(first, last),
-        )
-        # Where another request was faster, its page stands in the tree: that one is announced.
-        self._standing = LocalPages.join([self._standing, self._parts.manager.commit(verified)])
-        self._sealed = last
-        self._parts.at(Stage.SEALED, self._request.request_id)
-        wanted = max(first, self._request.first_page_wanted)
-        if wanted < last:
-            emit(self._announced(wanted, last))
 
     async def _seal_tail(self) -> PagesSealed | None:
         """The partly filled page: private, zero past its last token, digested and readable like the others."""
         prompt, parts = self._prompt, self._parts
         if not prompt.tail_tokens:
             return None
-        page = self._pages[prompt.recorded_pages : prompt.recorded_pages + 1]
+        page = self._reservation.sequence[prompt.recorded_pages : prompt.recorded_pages + 1]
         parts.manager.take_private(self._reservation, page)
         number = int(page.array[0])
         if prompt.tail_tokens < prompt.page_tokens:
@@ -301,7 +251,7 @@ class _PrefillRun:
         return self._columns(prompt.recorded_pages, page, tail_hash)
 
     def _announced(self, first: int, last: int) -> PagesSealed:
-        return self._columns(first, self._standing[first:last], self._prompt.hashes.part(first, last))
+        return self._columns(first, self._computation.standing[first:last], self._prompt.hashes.part(first, last))
 
     def _columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
         manager = self._parts.manager
