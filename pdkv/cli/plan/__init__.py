@@ -36,14 +36,15 @@ Exit code 3: a context doesn't fit, or a complaint has a cause.
 
 `pdkv plan --model glm-5.3 --diagnose pool --given memory_bytes=56GB,usable_pages=15536`: why the pool is smaller.
 
-`pdkv plan --model tiny --node 127.0.0.1:7001 --probe 2048`: all four complaints, from a running node.
+`pdkv plan --node 127.0.0.1:7001 --context 16384 --probe 2048 --given memory_bytes_per_s=2e10`: all four complaints,
+from a running node, which knows its model itself.
 
 **Keys of --given** (a node fills in what it knows; what is given wins)
 
 pool: memory_bytes, usable_pages, page_bytes, dcp, rollback_tokens. refused: request_tokens, total_pages, free_pages,
 cached_pages, locked_pages, quarantined_pages, dcp. ttft: prompt_tokens, hit_tokens, cold_ttft_s, ttft_s, prefill_s,
 exposed_transfer_s, shipped_pages. step: context_tokens, step_s, short_context_tokens, short_step_s,
-memory_bytes_per_s, requests.
+memory_bytes_per_s, requests, engine.
 """
 
 
@@ -53,12 +54,12 @@ def run_plan(options: PlanOptions) -> None:
     from pdkv.cli.plan.objects import findings_object, plan_object
     from pdkv.cli.plan.text import findings_text, plan_text, show
 
-    plan = make_plan(options)
-    if options.diagnose is not None or options.node is not None:
-        answers = answer(plan)
+    if options.complains:
+        answers = answer(options)
         typer.echo(json.dumps(findings_object(answers))) if options.json else show(findings_text(answers))
         fine = not answers.wrong
     else:
+        plan = make_plan(options)
         if options.plot is not None:
             from pdkv.cli.plan.plot import draw
 

@@ -6,6 +6,7 @@ Guarantees: all come from `pdkv.geometry`; text, JSON and plot are made from the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pdkv.cli.plan.options import PlanOptions
 from pdkv.config import parse_bytes
@@ -18,6 +19,7 @@ from pdkv.geometry.page_layout import INDEX_PAGE_ROWS, PageFormat, page_format
 from pdkv.geometry.what_if import Setup, Variant, dcp_only, fit_of, variants, what_fits
 
 CONTEXTS = (8_192, 131_072, 524_288, 1_048_576)
+MAIN_ROW = "fp8_ds_mla"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,17 @@ class Plan:
 
 def make_plan(options: PlanOptions) -> Plan:
     """Raises `ConfigError` naming the option, or the field of the model's config."""
+    if options.model is None:
+        raise ConfigError("model", None, "a preset or path: a plan is of a model")
     config = load_config(options.model)
     shape = model_shape(config, draft_layers=options.draft_layers)
     ledger.require_not_negative(output_tokens=options.output_tokens, draft_tokens=options.draft_tokens)
-    fmt = page_format(shape, main_row=options.main_row, rollback_tokens=options.draft_tokens)
+    main_row = options.main_row or MAIN_ROW
+    fmt = page_format(shape, main_row=main_row, rollback_tokens=options.draft_tokens)
     positions = max_positions(config)
     tokens = _contexts(options, positions)
     memory = _memory(options, config, max(tokens))
-    setup = Setup(shape, options.main_row, _layout(options), memory, options.draft_tokens)
+    setup = Setup(shape, main_row, _layout(options), memory, options.draft_tokens)
     ledger.require_positive(requests=options.requests)
     page = ledger.page_group_bytes(fmt)
     short, hit = options.short_requests, options.hit
@@ -146,7 +151,7 @@ def _contexts(options: PlanOptions, positions: int) -> tuple[int, ...]:
 
 
 def _layout(o: PlanOptions) -> Layout:
-    if o.gpu is None:
+    if o.gpu is None or o.memory is not None:
         return dcp_only(o.dcp)
     dp, pp = 1 if o.dp is None else o.dp, 1 if o.pp is None else o.pp
     ledger.require_positive(dp=dp, pp=pp)
@@ -160,12 +165,15 @@ def _memory(o: PlanOptions, config: dict[str, object], longest: int) -> GpuMemor
         return parse_bytes(o.memory, "memory")
     if o.gpu is None:
         return None
+    given: dict[str, Any] = {
+        "weight_dtype": o.weights,
+        "mem_fraction_static": o.mem_fraction_static,
+        "reserve_bytes": None if o.reserve is None else parse_bytes(o.reserve, "reserve"),
+    }
     return GpuMemory(
         gpu=find_card(o.gpu),
         weights=weight_shape(config),
-        weight_dtype=o.weights,
-        mem_fraction_static=o.mem_fraction_static,
-        reserve_bytes=parse_bytes(o.reserve, "reserve"),
+        **{name: value for name, value in given.items() if value is not None},
         batched_tokens=o.chunk_tokens,
         requests=o.requests,
         longest_tokens=longest + o.output_tokens + o.draft_tokens,

@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdkv.contract import Contract
 from pdkv.errors import ConfigError, ProtocolError, RemoteError
+from pdkv.geometry.model_config import ModelShape
+from pdkv.geometry.row_format import INDEX_FP8, main_row_format
 from pdkv.ids import RequestId, UInt32Array
 from pdkv.node.messages import GenerateDone, GenerateRequest, NodeStatus, Sampling, Shipment
 from pdkv.node.ports import DecodeService
 
 if TYPE_CHECKING:
     from pdkv.rpc.client import GrpcDirectory
+    from pdkv.rpc.security import PlainText
 
 STEPS = 16
 """Decode steps that are timed at each context."""
@@ -30,7 +34,16 @@ SHORT = 8
 """The short context is this many times shorter."""
 LEAST_PROBE_TOKENS = 1024
 
-Seen = dict[str, dict[str, int | float]]
+Seen = dict[str, dict[str, int | float | str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a node said of itself, and what was measured with it."""
+
+    contract: Contract
+    seen: Seen
+    """Complaint to numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +54,43 @@ class Timed:
     step_s: float
 
 
-async def observe(address: str, probe_tokens: int | None) -> Seen:
-    """Complaint to numbers. Raises `ConfigError` for an address or probe that can't be used, and what a call raises."""
+async def observe(address: str, probe_tokens: int | None) -> Observed:
+    """Raises `ConfigError` for an address or probe that can't be used, and what a call raises."""
     from pdkv.rpc.client import GrpcDirectory
 
     if probe_tokens is not None and probe_tokens < LEAST_PROBE_TOKENS:
         raise ConfigError("probe", probe_tokens, f"at least {LEAST_PROBE_TOKENS} tokens")
-    directory = GrpcDirectory(insecure=True)
+    directory = GrpcDirectory(PlainText())
     try:
         status = await _status(directory, address)
         seen = of_status(status)
         if probe_tokens is not None:
-            seen |= await _probed(directory.decode(address), status, probe_tokens)
-        return seen
+            probed = await _probed(directory.decode(address), status, probe_tokens)
+            seen |= {complaint: {**seen.get(complaint, {}), **numbers} for complaint, numbers in probed.items()}
+        return Observed(status.contract, seen)
     finally:
         await directory.close()
 
 
+def shape_of(contract: Contract) -> ModelShape:
+    """The caches of a node. Raises `ConfigError` for a row format that is not known here."""
+    row = main_row_format(contract.main_row_format)
+    return ModelShape(
+        architecture=contract.architecture,
+        vocab_size=contract.vocab_size,
+        num_layers=contract.num_layers,
+        indexer_types=contract.indexer_types,
+        draft_layers=contract.draft_layers,
+        kv_lora_rank=row.part("latent").count,
+        rope_dim=row.part("rope").count,
+        index_head_dim=INDEX_FP8.key_bytes,
+        index_topk=contract.index_topk,
+        index_kpool=contract.index_kpool,
+    )
+
+
 def of_status(status: NodeStatus) -> Seen:
-    """What a status says: of the pool, and of what a long request finds there."""
+    """What a status says: of the pool, of what a long request finds there, and of what computes."""
     pages = status.pages
     page_bytes = sum(length for _, length in status.contract.segments)
     return {
@@ -75,6 +106,7 @@ def of_status(status: NodeStatus) -> Seen:
             "quarantined_pages": pages["quarantined"],
             **({"locked_pages": pages["locked"]} if "locked" in pages else {}),
         },
+        "step": {"engine": status.contract.engine},
     }
 
 

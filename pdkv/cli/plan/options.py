@@ -7,7 +7,7 @@ value, checked for what belongs together; `ConfigError` names the option.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
@@ -18,6 +18,10 @@ from pdkv.errors import ConfigError
 GPUS_PANEL = "On GPUs"
 MORE_PANEL = "Also say"
 DIAGNOSE_PANEL = "What is wrong with it"
+OF_CARDS = ("gpus", "tp", "dp", "ep", "pp", "weights", "mem_fraction_static", "reserve")
+"""Options of a pool whose memory follows from cards and weights."""
+OF_PLANS = ("details", "hit", "short_requests", "plot")
+"""Options of what a plan says, and an answer to a complaint doesn't."""
 
 
 def _gpus(words: str) -> Any:
@@ -36,10 +40,12 @@ def _diagnose(words: str) -> Any:
 class PlanOptions:
     """The command line, one field an option."""
 
-    model: Annotated[str, Option(help="Preset, path of a config.json, or a directory with one.")]
+    model: Annotated[str | None, Option(help="Preset, path of a config.json, or a directory with one.")] = None
     context: Annotated[list[int] | None, Option(help="Prompt tokens; repeat for several.")] = None
     memory: Annotated[str | None, Option(help="Memory of the pool: bytes, 56GB (1000^3) or 56GiB.")] = None
-    main_row: Annotated[str, Option(help="Main-KV row: fp8_ds_mla, fp8, bf16 or nvfp4.")] = "fp8_ds_mla"
+    main_row: Annotated[
+        str | None, Option(help="Main-KV row: fp8_ds_mla, fp8, bf16 or nvfp4 [default: fp8_ds_mla].")
+    ] = None
     draft_layers: Annotated[int | None, Option(help="MTP layers kept in the pool [default: the config's].")] = None
     draft_tokens: Annotated[int, Option(help="Drafts that a decode step verifies, beside the token itself.")] = 0
     output_tokens: Annotated[int, Option(help="Tokens to leave room for beside the prompt.")] = 256
@@ -53,9 +59,9 @@ class PlanOptions:
     ep: Annotated[int | None, _gpus("Cards that the experts are spread over [default: tp x dp].")] = None
     dcp: Annotated[int, _gpus("Cards that share the main rows of one context [default: 1].")] = 1
     pp: Annotated[int | None, _gpus("Pipeline stages [default: 1].")] = None
-    weights: Annotated[str, _gpus("fp8 or bf16 [default: fp8].")] = "fp8"
-    mem_fraction_static: Annotated[float, _gpus("Share for weights, buffers and pages [default: 0.9].")] = 0.9
-    reserve: Annotated[str, _gpus("Static memory for anything else, such as 2GB [default: 0].")] = "0"
+    weights: Annotated[str | None, _gpus("fp8 or bf16 [default: fp8].")] = None
+    mem_fraction_static: Annotated[float | None, _gpus("Share for weights, buffers and pages [default: 0.9].")] = None
+    reserve: Annotated[str | None, _gpus("Static memory for anything else, such as 2GB [default: 0].")] = None
 
     details: Annotated[bool, _more("All sections: what-ifs, workspaces, traffic, tables.", "--details")] = False
     hit: Annotated[int | None, _more("Tokens of a prefix hit: what it saves, and what not.")] = None
@@ -76,19 +82,31 @@ class PlanOptions:
         int | None, _diagnose("Send that node's decode service prompts of so many random tokens, for ttft and step.")
     ] = None
 
+    @property
+    def complains(self) -> bool:
+        """Whether a complaint is to be answered, and not a plan to be made."""
+        return self.diagnose is not None or self.node is not None
+
     def check(self) -> None:
-        """Raises `ConfigError` for options that contradict each other."""
-        if self.gpu is None:
-            for name in ("gpus", "tp", "dp", "ep", "pp"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(name, getattr(self, name), "only with --gpu")
-        elif self.memory is not None and self.diagnose is None and self.node is None:
+        """Raises `ConfigError` for an option that another one contradicts, or leaves without effect."""
+        if self.model is None and self.node is None:
+            raise ConfigError("model", None, "a preset or path; only a node (--node) says itself what it holds")
+        if self.gpu is not None and self.memory is not None and not self.complains:
             raise ConfigError("memory", self.memory, "either --memory or --gpu: a card's pool follows from the weights")
-        for name in ("given", "probe"):
-            if getattr(self, name) is not None and self.diagnose is None and self.node is None:
-                raise ConfigError(name, getattr(self, name), "only with --diagnose or --node")
-        if self.probe is not None and self.node is None:
-            raise ConfigError("probe", self.probe, "only with --node")
+        if self.gpu is None or self.memory is not None or self.model is None:
+            self._refuse(OF_CARDS, "only with --gpu and --model, and without --memory: they say what weights leave")
+        if self.complains:
+            self._refuse(OF_PLANS, "without --diagnose and --node: an answer has none of it")
+        else:
+            self._refuse(("given", "probe"), "only with --diagnose or --node")
+        if self.node is None:
+            self._refuse(("probe",), "only with --node")
+
+    def _refuse(self, names: Iterable[str], allowed: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise ConfigError(name, value, allowed)
 
 
 def plan_command(run: Callable[[PlanOptions], None], doc: str) -> Callable[..., None]:

@@ -72,8 +72,8 @@ def diagnose_step(shape: ModelShape, main_row: str, facts: StepFacts) -> Finding
         return fine(
             STEP,
             numbers | {"engine": facts.engine},
-            f"the {facts.engine} engine is dense by design: for each token it reads and decodes all rows of main KV and "
-            "masks what the indexer didn't select; it is for correctness, a sparse kernel's steps would not grow so",
+            f"the {facts.engine} engine is dense by design: it reads and decodes all rows of main KV for each token "
+            "and masks what the indexer didn't select; it is for correctness, a sparse kernel's steps grow less",
         )
     if seen > 3 * token.total:
         why = (

@@ -13,6 +13,7 @@ from pdkv.cli.app import run
 from pdkv.cli.plan.live import observe, of_status
 from pdkv.errors import ConfigError, PeerLost, ProtocolError, RemoteError
 from pdkv.node.messages import GenerateDone, Shipment, Token
+from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint
 from tests.node.toy import make_pair
@@ -26,7 +27,7 @@ EVENTS = [*(Token(i, 7, -0.5) for i in range(17)), GenerateDone("length", 17, SH
 def observed(probe: int | None = None, **services: Any) -> Any:
     async def body() -> Any:
         async with serving(**services) as (server, _), asyncio.timeout(30.0):
-            return await observe(server.address, probe)
+            return (await observe(server.address, probe)).seen
 
     return asyncio.run(body())
 
@@ -84,7 +85,7 @@ def served_pair(command: Callable[[str], Any]) -> Any:
 
     async def body() -> Any:
         pair = make_pair(pages=160)
-        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(decode=pair.decode), insecure=True)
+        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(decode=pair.decode), PlainText())
         await server.start()
         try:
             async with asyncio.timeout(60.0):
@@ -98,9 +99,10 @@ def served_pair(command: Callable[[str], Any]) -> Any:
 
 def test_four_complaints_of_two_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     def command(address: str) -> object:
-        args = ("--model", "tiny", "--node", address, "--probe", "1024", "--given", "memory_bytes_per_s=1e10", "--json")
+        # the node knows its model; how long a request is to be asked about it doesn't
+        args = ("--node", address, "--context", "16384", "--probe", "1024", "--given", "memory_bytes_per_s=1e10")
         with pytest.raises(SystemExit) as ended:
-            run(["plan", *args])
+            run(["plan", *args, "--json"])
         return ended.value.code
 
     assert served_pair(command) in (0, 3)

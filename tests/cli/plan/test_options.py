@@ -17,11 +17,24 @@ from pdkv.errors import ConfigError
         ({"given": ["a=1"]}, "given"),
         ({"probe": 2048}, "probe"),
         ({"probe": 2048, "diagnose": "step"}, "probe"),
+        ({"memory": "1GB", "reserve": "1GB"}, "reserve"),
+        ({"memory": "1GB", "weights": "fp8"}, "weights"),
+        ({"memory": "1GB", "mem_fraction_static": 0.9}, "mem_fraction_static"),
+        ({"weights": "bf16"}, "weights"),
+        ({"gpu": "h200", "memory": "1GB", "diagnose": "step", "reserve": "0"}, "reserve"),
+        ({"gpu": "h200", "memory": "1GB", "diagnose": "step", "tp": 8}, "tp"),
+        ({"model": None}, "model"),
+        ({"model": None, "diagnose": "pool"}, "model"),
+        ({"model": None, "node": "a:1", "gpu": "h200", "gpus": 8}, "gpus"),
+        ({"diagnose": "pool", "plot": "a.png"}, "plot"),
+        ({"node": "a:1", "hit": 0}, "hit"),
+        ({"node": "a:1", "short_requests": 7}, "short_requests"),
+        ({"diagnose": "pool", "details": True}, "details"),
     ],
 )
 def test_options_that_do_not_go_together(given: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as error:
-        PlanOptions(model="tiny", **given).check()  # type: ignore[arg-type]
+        PlanOptions(**{"model": "tiny", **given}).check()  # type: ignore[arg-type]
     assert error.value.fields["field"] == field
 
 
@@ -33,17 +46,19 @@ def test_options_that_do_not_go_together(given: dict[str, object], field: str) -
         {"dcp": 2},
         {"gpu": "h200", "memory": "1GB", "diagnose": "step"},
         {"node": "a:1", "probe": 2048, "given": ["a=1"]},
+        {"model": None, "node": "a:1", "gpu": "h200", "memory": "1GB"},
+        {"gpu": "h200", "reserve": "1GB", "weights": "bf16", "mem_fraction_static": 0.8, "hit": 7},
     ],
 )
 def test_options_that_do(given: dict[str, object]) -> None:
-    PlanOptions(model="tiny", **given).check()  # type: ignore[arg-type]
+    PlanOptions(**{"model": "tiny", **given}).check()  # type: ignore[arg-type]
 
 
 def test_a_field_is_an_option() -> None:
     seen: list[PlanOptions] = []
     command = plan_command(seen.append, "words")
     parameters = inspect.signature(command).parameters
-    assert parameters["model"].default is inspect.Parameter.empty
+    assert parameters["model"].default is None
     assert parameters["gbps"].default == 400.0
     command(model="tiny", hit=7)
     assert (seen[0].model, seen[0].hit) == ("tiny", 7)
