@@ -21,7 +21,7 @@ from pdkv.errors import (
     WrongIncarnation,
 )
 from pdkv.ids import RequestId
-from pdkv.node.base import NodeParts, PeerBook, PeerState
+from pdkv.node.base import NodeParts
 from pdkv.node.decoding import Arrived, decode
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.links import Links
@@ -31,6 +31,7 @@ from pdkv.node.messages import (
     NodeIntro,
     NodeStatus,
 )
+from pdkv.node.peers import PeerBook, PeerState
 from pdkv.node.ports import PrefillDirectory
 from pdkv.node.preemption import Preemption, PreemptPolicy
 from pdkv.node.prompt import Prompt, plan_prompt

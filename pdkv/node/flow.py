@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -33,9 +33,7 @@ async def settle(future: asyncio.Future[Any]) -> None:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             cancelled = True
-    error = None if future.cancelled() else future.exception()
-    if error is not None and not over and not isinstance(error, PdkvError):
-        log.error("failed after its caller had gone", exc_info=error)
+    _heard(future, told=over)
     if cancelled:
         raise asyncio.CancelledError
 
@@ -62,6 +60,28 @@ async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> Asy
     finally:
         task.cancel()
         await settle(task)
+
+
+_carried: set[asyncio.Task[Any]] = set()
+
+
+async def carried_through(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises. It goes on to its own end if the caller is cancelled, who is not held up by it."""
+    task = asyncio.create_task(work)
+    _carried.add(task)
+    task.add_done_callback(_carried.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_heard)
+        raise
+
+
+def _heard(future: asyncio.Future[Any], *, told: bool = False) -> None:
+    """Its error is nobody's any more: logged if it is a bug that nobody was `told` of."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not told and not isinstance(error, PdkvError):
+        log.error("failed after its caller had gone", exc_info=error)
 
 
 @asynccontextmanager

@@ -10,8 +10,9 @@ import asyncio
 from dataclasses import dataclass
 
 from pdkv.errors import ContractMismatch, Difference, PdkvError
-from pdkv.node.base import NodeParts, PeerBook, PeerState
+from pdkv.node.base import NodeParts
 from pdkv.node.messages import NodeIntro
+from pdkv.node.peers import PeerBook, PeerState
 from pdkv.node.ports import PrefillDirectory, PrefillPeer
 
 

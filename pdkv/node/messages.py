@@ -271,6 +271,20 @@ GenerateEvent = Token | GenerateDone
 
 
 @dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A peer as a node sees it."""
+
+    state: str
+    """CONNECTING, READY, SUSPECT or LOST."""
+    since_s: float
+    """For so long."""
+    lane: str
+    """What carries reads from it, as found out."""
+    error: str = ""
+    """What failed last between the two, also once it is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """What an operator asks a node for."""
 
@@ -281,10 +295,8 @@ class NodeStatus:
     leases: int
     requests: int
     backend: str
-    lanes: dict[str, str]
-    """Peer name to the lane in use, as found out."""
-    peers: dict[str, str]
-    """Peer name to its state."""
+    peers: dict[str, PeerStatus]
+    """By peer name; a node that comes back stands beside its old life until that has gone."""
     contract: Contract
     quarantine: dict[str, str] = field(default_factory=dict)
     """Reservation to the reason why its pages are held back."""
@@ -294,6 +306,10 @@ class NodeStatus:
     """How often a decoding request gave its pages to another one, since the start."""
     workspace: dict[str, int] = field(default_factory=dict)
     """Of a prefill node, as planned: max_batched_tokens, topk_bytes and, if there is a budget, scores_bytes."""
+    unready: str = ""
+    """Why the node can't serve now, whatever is asked; empty: it can."""
+    draining: bool = False
+    """It was told to end, and takes no new requests."""
 
 
 @dataclass(frozen=True, slots=True)

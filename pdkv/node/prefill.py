@@ -20,7 +20,7 @@ from pdkv.errors import BoundsError, Draining, DuplicateRequest, LeaseExpired
 from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.lease import LeaseTable
 from pdkv.kvcache.manager import Reservation
-from pdkv.node.base import NodeParts, PeerBook
+from pdkv.node.base import NodeParts
 from pdkv.node.computing import Computation
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.messages import (
@@ -33,6 +33,7 @@ from pdkv.node.messages import (
     PrefillEvent,
     PrefillRequest,
 )
+from pdkv.node.peers import PeerBook
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
 from pdkv.node.sampling import logits_digest
 from pdkv.node.stages import Stage

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from pdkv.errors import DeadlineExceeded, LeaseExpired, PdkvError, PeerLost, ProtocolError
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.admission import require_admissible, require_end
-from pdkv.node.base import PeerState
 from pdkv.node.faults import fault_named, handoff_fault_named
 from pdkv.node.flow import deadline, together
 from pdkv.node.intake import Intake, IntakeCount
@@ -28,6 +27,7 @@ from pdkv.node.messages import (
     PrefillRequest,
     Shipment,
 )
+from pdkv.node.peers import PeerState
 from pdkv.node.prompt import Prompt
 
 if TYPE_CHECKING:

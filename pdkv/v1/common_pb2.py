@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdkv.v1 import contract_pb2 as pdkv_dot_v1_dot_contract__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/common.proto\x12\x07pdkv.v1\x1a\x16pdkv/v1/contract.proto\"-\n\x08PeerName\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"o\n\x08\x45nvelope\x12!\n\x06sender\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12#\n\x08receiver\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1b\n\x13\x63ontent_fingerprint\x18\x03 \x01(\x0c\"2\n\tNamespace\x12\x11\n\textra_key\x18\x01 \x01(\t\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"e\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x13\n\x0bstop_tokens\x18\x05 \x03(\r\"\x0f\n\rStatusRequest\"\xa4\x05\n\nNodeStatus\x12\x1f\n\x04name\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0c\n\x04role\x18\x02 \x01(\t\x12-\n\x05pages\x18\x03 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PagesEntry\x12\x0e\n\x06leases\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12-\n\x05lanes\x18\x07 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.LanesEntry\x12-\n\x05peers\x18\x08 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PeersEntry\x12#\n\x08\x63ontract\x18\t \x01(\x0b\x32\x11.pdkv.v1.Contract\x12\x37\n\nquarantine\x18\n \x03(\x0b\x32#.pdkv.v1.NodeStatus.QuarantineEntry\x12\x0e\n\x06queued\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x35\n\tworkspace\x18\r \x03(\x0b\x32\".pdkv.v1.NodeStatus.WorkspaceEntry\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nLanesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nPeersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x31\n\x0fQuarantineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eWorkspaceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"G\n\nDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04mine\x18\x02 \x01(\t\x12\x0e\n\x06theirs\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\"\xb7\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x30\n\x06\x66ields\x18\x03 \x03(\x0b\x32 .pdkv.v1.ErrorDetail.FieldsEntry\x12(\n\x0b\x64ifferences\x18\x04 \x03(\x0b\x32\x13.pdkv.v1.Difference\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/common.proto\x12\x07pdkv.v1\x1a\x16pdkv/v1/contract.proto\"-\n\x08PeerName\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"o\n\x08\x45nvelope\x12!\n\x06sender\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12#\n\x08receiver\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1b\n\x13\x63ontent_fingerprint\x18\x03 \x01(\x0c\"2\n\tNamespace\x12\x11\n\textra_key\x18\x01 \x01(\t\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"e\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x13\n\x0bstop_tokens\x18\x05 \x03(\r\"\x0f\n\rStatusRequest\"I\n\nPeerStatus\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x0c\n\x04lane\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\x8b\x05\n\nNodeStatus\x12\x1f\n\x04name\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0c\n\x04role\x18\x02 \x01(\t\x12-\n\x05pages\x18\x03 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PagesEntry\x12\x0e\n\x06leases\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12#\n\x08\x63ontract\x18\t \x01(\x0b\x32\x11.pdkv.v1.Contract\x12\x37\n\nquarantine\x18\n \x03(\x0b\x32#.pdkv.v1.NodeStatus.QuarantineEntry\x12\x0e\n\x06queued\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x35\n\tworkspace\x18\r \x03(\x0b\x32\".pdkv.v1.NodeStatus.WorkspaceEntry\x12-\n\x05peers\x18\x0e \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PeersEntry\x12\x0f\n\x07unready\x18\x0f \x01(\t\x12\x10\n\x08\x64raining\x18\x10 \x01(\x08\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fQuarantineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eWorkspaceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x41\n\nPeersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pdkv.v1.PeerStatus:\x02\x38\x01J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"G\n\nDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04mine\x18\x02 \x01(\t\x12\x0e\n\x06theirs\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\"\xb7\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x30\n\x06\x66ields\x18\x03 \x03(\x0b\x32 .pdkv.v1.ErrorDetail.FieldsEntry\x12(\n\x0b\x64ifferences\x18\x04 \x03(\x0b\x32\x13.pdkv.v1.Difference\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODESTATUS_PAGESENTRY']._loaded_options = None
   _globals['_NODESTATUS_PAGESENTRY']._serialized_options = b'8\001'
-  _globals['_NODESTATUS_LANESENTRY']._loaded_options = None
-  _globals['_NODESTATUS_LANESENTRY']._serialized_options = b'8\001'
-  _globals['_NODESTATUS_PEERSENTRY']._loaded_options = None
-  _globals['_NODESTATUS_PEERSENTRY']._serialized_options = b'8\001'
   _globals['_NODESTATUS_QUARANTINEENTRY']._loaded_options = None
   _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_options = b'8\001'
   _globals['_NODESTATUS_WORKSPACEENTRY']._loaded_options = None
   _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_options = b'8\001'
+  _globals['_NODESTATUS_PEERSENTRY']._loaded_options = None
+  _globals['_NODESTATUS_PEERSENTRY']._serialized_options = b'8\001'
   _globals['_ERRORDETAIL_FIELDSENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_options = b'8\001'
   _globals['_PEERNAME']._serialized_start=57
@@ -54,22 +52,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING']._serialized_end=370
   _globals['_STATUSREQUEST']._serialized_start=372
   _globals['_STATUSREQUEST']._serialized_end=387
-  _globals['_NODESTATUS']._serialized_start=390
-  _globals['_NODESTATUS']._serialized_end=1066
-  _globals['_NODESTATUS_PAGESENTRY']._serialized_start=829
-  _globals['_NODESTATUS_PAGESENTRY']._serialized_end=873
-  _globals['_NODESTATUS_LANESENTRY']._serialized_start=875
-  _globals['_NODESTATUS_LANESENTRY']._serialized_end=919
-  _globals['_NODESTATUS_PEERSENTRY']._serialized_start=921
-  _globals['_NODESTATUS_PEERSENTRY']._serialized_end=965
-  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_start=967
-  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_end=1016
-  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_start=1018
-  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_end=1066
-  _globals['_DIFFERENCE']._serialized_start=1068
-  _globals['_DIFFERENCE']._serialized_end=1139
-  _globals['_ERRORDETAIL']._serialized_start=1142
-  _globals['_ERRORDETAIL']._serialized_end=1325
-  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_start=1280
-  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_end=1325
+  _globals['_PEERSTATUS']._serialized_start=389
+  _globals['_PEERSTATUS']._serialized_end=462
+  _globals['_NODESTATUS']._serialized_start=465
+  _globals['_NODESTATUS']._serialized_end=1116
+  _globals['_NODESTATUS_PAGESENTRY']._serialized_start=892
+  _globals['_NODESTATUS_PAGESENTRY']._serialized_end=936
+  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_start=938
+  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_end=987
+  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_start=989
+  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_end=1037
+  _globals['_NODESTATUS_PEERSENTRY']._serialized_start=1039
+  _globals['_NODESTATUS_PEERSENTRY']._serialized_end=1104
+  _globals['_DIFFERENCE']._serialized_start=1118
+  _globals['_DIFFERENCE']._serialized_end=1189
+  _globals['_ERRORDETAIL']._serialized_start=1192
+  _globals['_ERRORDETAIL']._serialized_end=1375
+  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_start=1330
+  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_end=1375
 # @@protoc_insertion_point(module_scope)

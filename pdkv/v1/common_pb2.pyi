@@ -147,6 +147,39 @@ class StatusRequest(_message.Message):
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
 
 @_typing.final
+class PeerStatus(_message.Message):
+    """A peer as a node sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """CONNECTING, READY, SUSPECT or LOST."""
+    since_s: _builtins.float
+    lane: _builtins.str
+    """What carries reads from it."""
+    error: _builtins.str
+    """What failed last between the two."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        since_s: _builtins.float = ...,
+        lane: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lane", b"lane", "since_s", b"since_s", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerStatus: _TypeAlias = PeerStatus  # noqa: Y015
+
+@_typing.final
 class NodeStatus(_message.Message):
     """What an operator asks a node for."""
 
@@ -165,46 +198,6 @@ class NodeStatus(_message.Message):
             *,
             key: _builtins.str = ...,
             value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class LanesEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class PeersEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -252,19 +245,41 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PeersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___PeerStatus: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___PeerStatus | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
-    LANES_FIELD_NUMBER: _builtins.int
-    PEERS_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     QUARANTINE_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     WORKSPACE_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    UNREADY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -273,19 +288,14 @@ class NodeStatus(_message.Message):
     """Requests that wait for pages, of those in `requests`."""
     preemptions: _builtins.int
     """How often a decoding request gave its pages to another one, since the start."""
+    unready: _builtins.str
+    """Why the node can't serve now; empty: it can."""
+    draining: _builtins.bool
     @_builtins.property
     def name(self) -> Global___PeerName: ...
     @_builtins.property
     def pages(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """free, reserved, cached, private, quarantined, total."""
-
-    @_builtins.property
-    def lanes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Peer name to the lane in use."""
-
-    @_builtins.property
-    def peers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Peer name to its state."""
 
     @_builtins.property
     def contract(self) -> _contract_pb2.Contract: ...
@@ -297,6 +307,10 @@ class NodeStatus(_message.Message):
     def workspace(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Memory beside the pages, as planned: max_batched_tokens, topk_bytes, scores_bytes."""
 
+    @_builtins.property
+    def peers(self) -> _containers.MessageMap[_builtins.str, Global___PeerStatus]:
+        """By peer name."""
+
     def __init__(
         self,
         *,
@@ -306,17 +320,18 @@ class NodeStatus(_message.Message):
         leases: _builtins.int = ...,
         requests: _builtins.int = ...,
         backend: _builtins.str = ...,
-        lanes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        peers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         contract: _contract_pb2.Contract | None = ...,
         quarantine: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         queued: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         workspace: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        peers: _abc.Mapping[_builtins.str, Global___PeerStatus] | None = ...,
+        unready: _builtins.str = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "lanes", b"lanes", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "draining", b"draining", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ import pytest
 
 from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.errors import Draining, PdkvError, PeerLost
+from pdkv.node.messages import PeerStatus
 from tests.e2e.world import Answer, World, at_rest, free_address
 from tests.waiting import until
 
@@ -32,9 +33,9 @@ class Spare:
             assert self.node.address == self.address
         return self.node
 
-    def names(self, peers: dict[str, str]) -> dict[str, str]:
-        """Those of `peers` that are a life of this node."""
-        return {name: state for name, state in peers.items() if name.startswith("spare#")}
+    def names(self, peers: dict[str, PeerStatus]) -> dict[str, str]:
+        """Lives of this node among `peers`, and their states."""
+        return {name: peer.state for name, peer in peers.items() if name.startswith("spare#")}
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def test_pages_travel_over_tcp_where_nothing_else_is_allowed(world: World) -> No
         shipment = answer.whole.shipment
         assert shipment.bytes_backend == shipment.bytes_main + shipment.bytes_index > 0
         for client in (world.nodes.peer(prefill.address), world.nodes.decode(decode.address)):
-            assert [*(await client.status()).lanes.values()] == ["tcp"]
+            assert [peer.lane for peer in (await client.status()).peers.values()] == ["tcp"]
         cut = asyncio.create_task(world.ask(world.request(24, 4000, prefill), decode))
 
         def status() -> Awaitable[NodeStatus]:

@@ -22,6 +22,7 @@ from pdkv.node.messages import (
     NodeIntro,
     NodeStatus,
     PagesSealed,
+    PeerStatus,
     PrefillDone,
     PrefillRequest,
     Sampling,
@@ -49,8 +50,10 @@ def intro(name: PeerName = P, weights_id: str = "revision-1") -> NodeIntro:
 def status(role: str, name: PeerName = P) -> NodeStatus:
     pages = {"free": 10, "reserved": 1, "cached": 2, "private": 1, "quarantined": 1, "total": 15}
     held = {"7": "no end of its read"}
-    lanes, peers = {str(D): "cma"}, {str(D): "READY"}
-    return NodeStatus(name, role, pages, 1, 2, "loopback", lanes, peers, contract(), held, 1, 5, {"topk_bytes": 9})
+    peers = {str(D): PeerStatus("SUSPECT", 1.5, "cma", "PeerLost: gone")}
+    return NodeStatus(
+        name, role, pages, 1, 2, "loopback", peers, contract(), held, 1, 5, {"topk_bytes": 9}, "no rank", draining=True
+    )
 
 
 def pages(count: int, first_index: int = 0) -> PagesSealed:
@@ -104,7 +107,8 @@ seconds = st.floats(1e-6, 7 * 86400.0)
 names = st.from_regex(r"[A-Za-z0-9._:-]{1,40}", fullmatch=True)
 texts = st.text(max_size=40)
 columns = st.lists(u32, min_size=1, max_size=50).map(lambda t: np.array(t, np.uint32))
-peers = st.builds(PeerName, names.map(NodeId), st.from_regex(r"[0-9a-f]{32}", fullmatch=True).map(Incarnation))
+node_ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True).map(NodeId)
+peers = st.builds(PeerName, node_ids, st.from_regex(r"[0-9a-f]{32}", fullmatch=True).map(Incarnation))
 envelopes = st.builds(Envelope, peers, peers, st.binary(min_size=32, max_size=32))
 namespaces = st.builds(Namespace, texts, texts)
 samplings = st.builds(

@@ -28,6 +28,7 @@ from pdkv.geometry.page_layout import PageFormat, page_format
 from pdkv.ids import RequestId
 from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling
 from pdkv.rpc.client import GrpcDirectory
+from pdkv.rpc.security import PlainText
 
 MODEL = "tiny"
 OTHER_LIST = "full,full,shared,shared,shared,full,shared,full"
@@ -65,7 +66,7 @@ class Demo:
         self._threads = max(1, (os.cpu_count() or 2) // 2)
         self.report = Report()
         self._fleet = Fleet()
-        self._nodes = GrpcDirectory(insecure=True)
+        self._nodes = GrpcDirectory(PlainText())
         config = PrefillConfig(model=MODEL, chunk_tokens=CHUNK_TOKENS, threads=self._threads)
         self._reference = Reference(config)
 
@@ -120,7 +121,7 @@ class Demo:
                 self._compare(ask, got, await answer)
         status = await self._nodes.decode(decode.address).status()
         self.report.backend = status.backend
-        self.report.lane = ", ".join(sorted(set(status.lanes.values())))
+        self.report.lane = ", ".join(sorted({peer.lane for peer in status.peers.values()}))
 
     async def _killed(self, prefill: NodeProcess, decode: NodeProcess, answer: asyncio.Task[MonolithAnswer]) -> None:
         """The first token proves that PrefillDone came and the request was admitted: from here on decode is alone."""

@@ -25,8 +25,13 @@ MAX_ENTRIES = 4096
 MAX_TOKENS = 1 << 22
 MAX_PAGES = 1 << 20
 MAX_DURATION_S = 7 * 86400.0
+UNARY_DEADLINE_S = 30.0
+"""Of a call that answers once, whatever its client set."""
+RANK_DEADLINE_S = 600.0
+"""Of a rank's call, which computes, digests or waits: the leader's own deadlines are shorter."""
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
-NODE_NAME = re.compile(r"[A-Za-z0-9._:-]+")
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Nothing that gRPC would take apart when it looks for the name in a certificate."""
 INCARNATION = re.compile(r"[0-9a-f]{32}")
 
 
@@ -62,6 +67,12 @@ def text(field: str, value: str, *, most: int = MAX_TEXT) -> str:
     if not value.isprintable():
         raise ProtocolError(f"{field}: {value[:80]!r} is not printable", field=field)
     return value
+
+
+def cut(value: str, most: int = MAX_TEXT) -> str:
+    """What `text` will take of it: one line, and the beginning if it is too long."""
+    line = "".join(c if c.isprintable() else " " for c in value)
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def name(field: str, value: str) -> str:

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from pdkv.contract import Contract
 from pdkv.errors import BoundsError, WrongIncarnation
 from pdkv.ids import Incarnation, NodeId, PeerName
-from pdkv.node.messages import Envelope, Namespace, NodeStatus, RouterStatus, Sampling
+from pdkv.node.messages import Envelope, Namespace, NodeStatus, PeerStatus, RouterStatus, Sampling
 from pdkv.rpc.convert import checks
 from pdkv.v1 import common_pb2, contract_pb2, router_pb2
 
@@ -109,19 +109,21 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         leases=status.leases,
         requests=status.requests,
         backend=status.backend,
-        lanes=status.lanes,
-        peers=status.peers,
+        peers={name: _peer_status_to_pb(peer) for name, peer in status.peers.items()},
         contract=contract_to_pb(status.contract),
         quarantine=status.quarantine,
         queued=status.queued,
         preemptions=status.preemptions,
         workspace=status.workspace,
+        unready=checks.cut(status.unready),
+        draining=status.draining,
     )
 
 
 def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
     checks.present(message, "name", "contract")
     checks.bounded("pages", message.pages)
+    checks.bounded("peers", message.peers)
     checks.bounded("workspace", message.workspace)
     return NodeStatus(
         name=peer_from_pb(message.name),
@@ -130,14 +132,24 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         leases=message.leases,
         requests=message.requests,
         backend=checks.text("backend", message.backend),
-        lanes=_texts("lanes", message.lanes),
-        peers=_texts("peers", message.peers),
+        peers={checks.name("peers", name): _peer_status_from_pb(peer) for name, peer in message.peers.items()},
         contract=contract_from_pb(message.contract),
         quarantine=_texts("quarantine", message.quarantine),
         queued=message.queued,
         preemptions=message.preemptions,
         workspace={checks.name("workspace", key): count for key, count in message.workspace.items()},
+        unready=checks.text("unready", message.unready),
+        draining=message.draining,
     )
+
+
+def _peer_status_to_pb(peer: PeerStatus) -> common_pb2.PeerStatus:
+    return common_pb2.PeerStatus(state=peer.state, since_s=peer.since_s, lane=peer.lane, error=checks.cut(peer.error))
+
+
+def _peer_status_from_pb(message: common_pb2.PeerStatus) -> PeerStatus:
+    state, lane = checks.name("state", message.state), checks.text("lane", message.lane)
+    return PeerStatus(state, message.since_s, lane, checks.text("error", message.error))
 
 
 def router_status_to_pb(status: RouterStatus) -> router_pb2.RouterStatus:

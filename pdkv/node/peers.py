@@ -1,0 +1,303 @@
+"""The book of connected peers: who is let in, in which life, and how each of them is.
+
+Guarantees: a peer is used only in the incarnation it connected with, under a contract that was compared field by
+field; what happens to one node is serialised, whatever hangs on one holds up no other; a peer that failed is READY
+again only after a read from it ended well; a new incarnation is added beside the old one, which goes when its last read
+has settled; everything here runs on one event loop.
+
+    CONNECTING ─► READY ─► SUSPECT ─► LOST ─► forgotten; from SUSPECT and LOST, READY again by a read that ends well
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from weakref import WeakValueDictionary
+
+import xxhash
+
+from pdkv.contract import require_compatible, require_equal_shards
+from pdkv.errors import ContractMismatch, Difference, PdkvError, PeerLost, ProtocolError, WrongIncarnation
+from pdkv.ids import PeerName
+from pdkv.node.base import NodeParts
+from pdkv.node.flow import carried_through, together
+from pdkv.node.messages import Envelope, NodeIntro, NodeStatus, PeerStatus
+
+_NAMED = 4
+"""Peers in the reason why a node is unready."""
+
+
+class PeerState(StrEnum):
+    CONNECTING = "CONNECTING"
+    READY = "READY"
+    SUSPECT = "SUSPECT"
+    """Its last call, read or probe failed; the next one tries again."""
+    LOST = "LOST"
+    """Nothing has got through to it for long; or another life of the node took its place, and its reads run out."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One life of a node. Times are seconds of the book's clock."""
+
+    intro: NodeIntro
+    state: PeerState
+    since_s: float
+    """When it came into this state."""
+    heard_s: float
+    """The last sign of life."""
+    probed_s: float = float("-inf")
+    """When the last probe began."""
+    failures: int = 0
+    """Probes that failed since something got through."""
+    error: str = ""
+    """What failed last, also once it is over."""
+    leaving: bool = False
+    """Out of use for good: its entry goes when the transfer engine has let go of it."""
+
+    @property
+    def name(self) -> PeerName:
+        return self.intro.name
+
+    @property
+    def open(self) -> bool:
+        """It got in, and isn't on its way out."""
+        return self.state is not PeerState.CONNECTING and not self.leaving
+
+
+class PeerBook:
+    """Peers by name, in as many lives as have not ended."""
+
+    def __init__(self, parts: NodeParts, now: Callable[[], float] = time.monotonic) -> None:
+        self._parts = parts
+        self._peers: dict[PeerName, Peer] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By node id; a lock lives while somebody holds it or waits for it."""
+        self.now = now
+        self.changed = asyncio.Event()
+        """Set whenever a peer came into another state; who waits for it clears it."""
+        self._broken = False
+
+    def __iter__(self) -> Iterator[Peer]:
+        """Those that got in."""
+        return iter([peer for peer in self._peers.values() if peer.open])
+
+    @property
+    def states(self) -> dict[PeerName, PeerState]:
+        return {name: peer.state for name, peer in self._peers.items()}
+
+    def get(self, name: PeerName) -> Peer | None:
+        """A peer that got in and isn't on its way out."""
+        peer = self._peers.get(name)
+        return peer if peer is not None and peer.open else None
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    async def admit(self, intro: NodeIntro) -> None:
+        """Compare contracts and add the peer's memory to the transfer engine; one that isn't READY is tried again.
+
+        Raises `ContractMismatch` with every differing field, `ProtocolError` for metadata that was cut, for an
+        incarnation that introduced itself otherwise before, and for a node id whose other incarnation still answers;
+        what `Transfer.add_peer` raises for one that can't be read from.
+        """
+        require_compatible(self._parts.contract, intro.contract)
+        require_equal_shards(self._parts.contract, intro.contract)
+        checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
+        if checksum != intro.metadata_checksum:
+            raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)
+        await carried_through(self._admit(intro))
+
+    async def prove(self, name: PeerName) -> None:
+        """Read from the peer: READY if that ends well, else it is SUSPECT, and the error is raised.
+
+        Raises `WrongIncarnation` for a peer that isn't there, and what `Transfer.probe` and `add_peer` raise.
+        """
+        await carried_through(self._probe(name))
+
+    async def _admit(self, intro: NodeIntro) -> None:
+        async with self._alone_with(intro.name):
+            peer = self.get(intro.name)
+            if peer is None:
+                await self._enter(intro)
+                return
+            if not _same_life(peer.intro, intro):
+                raise ProtocolError(f"{intro.name} introduced itself otherwise before", peer=intro.name)
+            peer.intro = intro
+            if peer.state is not PeerState.READY:
+                await self._prove(peer)
+
+    async def _probe(self, name: PeerName) -> None:
+        async with self._alone_with(name):
+            await self._prove(self._known(name))
+
+    async def _enter(self, intro: NodeIntro) -> None:
+        """A new life. The others of its node are probed meanwhile: if one answers, two nodes claim one id."""
+        peer = Peer(intro, PeerState.CONNECTING, self.now(), self.now())
+        others = [other for other in self._peers.values() if other.open and other.name.node == intro.name.node]
+        self._peers[peer.name] = peer
+        try:
+            async with together() as group:
+                for other in others:
+                    group.create_task(self._require_silent(other, peer.name))
+                await self._added(peer)
+        except BaseException:
+            # It never got in: whoever dials under ever new names must not fill the book.
+            self._drop(peer)
+            self._let_go(peer)
+            raise
+        self._turn(peer, PeerState.READY)
+        # Only now: an introduction that nothing stands behind must not push out a peer that was merely slow.
+        for other in others:
+            self.dismiss(other, f"{peer.name} took its place")
+
+    async def _require_silent(self, other: Peer, newcomer: PeerName) -> None:
+        if other.state is PeerState.LOST:
+            return  # it has had its time to answer
+        try:
+            await asyncio.wrap_future(self._parts.transfer.probe(other.name))
+        except PdkvError:
+            return
+        raise ProtocolError(f"{newcomer} can't take the place of {other.name}, which still answers", peer=other.name)
+
+    async def _prove(self, peer: Peer) -> None:
+        peer.probed_s = self.now()
+        try:
+            try:
+                await asyncio.wrap_future(self._parts.transfer.probe(peer.name))
+            except PeerLost:
+                # The engine has given it up: whether it is there shows only when it is added again.
+                await self._added(peer)
+        except PdkvError as error:
+            self.failed(peer.name, error)
+            raise
+        self._turn(peer, PeerState.READY)
+
+    async def _added(self, peer: Peer) -> None:
+        intro = peer.intro
+        await asyncio.wrap_future(
+            self._parts.transfer.add_peer(peer.name, intro.agent_metadata, intro.metadata_checksum, intro.pool)
+        )
+
+    # --- how it is --------------------------------------------------------------------------------------------------
+
+    def intro(self, name: PeerName) -> NodeIntro:
+        """Raises `WrongIncarnation` for a peer that is not connected in this incarnation."""
+        return self._known(name).intro
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises `WrongIncarnation` for another life of either node, `ContractMismatch` for another content."""
+        if envelope.receiver != self._parts.name:
+            raise WrongIncarnation(
+                f"message is for {envelope.receiver}, this is {self._parts.name}",
+                meant=envelope.receiver,
+                here=self._parts.name,
+            )
+        self._known(envelope.sender).heard_s = self.now()
+        mine = self._parts.contract.content_fingerprint
+        if envelope.content_fingerprint != mine:
+            raise ContractMismatch(
+                [Difference("content_fingerprint", mine.hex(), envelope.content_fingerprint.hex(), "content")]
+            )
+
+    def mark(self, name: PeerName, state: PeerState, why: str = "") -> None:
+        """READY after a request that went well, SUSPECT after a call or read that failed: `why`.
+
+        Nothing happens for a peer that isn't in the book any more; one that is LOST doesn't get SUSPECT again.
+        """
+        peer = self.get(name)
+        if peer is None:
+            return
+        peer.error = why or peer.error
+        if state is not PeerState.SUSPECT or peer.state is PeerState.READY:
+            self._turn(peer, state)
+
+    def failed(self, name: PeerName, error: PdkvError) -> None:
+        """A probe of the peer came to nothing."""
+        peer = self.get(name)
+        if peer is not None:
+            peer.failures += 1
+            self.mark(name, PeerState.SUSPECT, f"{error.kind}: {error}")
+            self._speak()
+
+    def _turn(self, peer: Peer, state: PeerState) -> None:
+        now_s = self.now()
+        if state is PeerState.READY:
+            peer.failures, peer.heard_s = 0, now_s
+        if state is not peer.state:
+            peer.state, peer.since_s = state, now_s
+            self.changed.set()
+        self._speak()
+
+    def _speak(self) -> None:
+        """A data path broken to all peers makes the node unready; one dead peer doesn't, nor that there is none."""
+        peers = list(self)
+        broken = bool(peers) and all(peer.failures for peer in peers)
+        if broken is self._broken:
+            return
+        self._broken = broken
+        words = "; ".join(f"{peer.name}: {peer.error}" for peer in peers[:_NAMED]) if broken else ""
+        self._parts.readiness.say("peers", words and f"no peer of {len(peers)} can be reached: {words}")
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def dismiss(self, peer: Peer, why: str) -> None:
+        """No message and no new read of this life any more; its entry stays until its last read has settled."""
+        self._turn(peer, PeerState.LOST)
+        peer.leaving, peer.error = True, why
+        self._let_go(peer)
+        self._speak()
+
+    def _let_go(self, peer: Peer) -> None:
+        removed = asyncio.wrap_future(self._parts.transfer.remove_peer(peer.name))
+        removed.add_done_callback(lambda done: self._gone(peer, done))
+
+    def _gone(self, peer: Peer, removed: asyncio.Future[None]) -> None:
+        """An engine that couldn't remove it says why; the peer is out of use all the same."""
+        if not removed.cancelled() and (error := removed.exception()):
+            peer.error = str(error)
+            return
+        self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        # The same life may have come back meanwhile, with an entry of its own.
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+            self.changed.set()
+
+    def _known(self, name: PeerName) -> Peer:
+        peer = self.get(name)
+        if peer is None:
+            raise WrongIncarnation(f"{name} is not connected here; call Connect", peer=name)
+        return peer
+
+    def _alone_with(self, name: PeerName) -> asyncio.Lock:
+        return self._locks.setdefault(name.node, asyncio.Lock())
+
+    # --- told -------------------------------------------------------------------------------------------------------
+
+    def status(self, role: str, *, leases: int, requests: int) -> NodeStatus:
+        parts, now_s = self._parts, self.now()
+        peers = {
+            str(name): PeerStatus(peer.state, now_s - peer.since_s, parts.transfer.lane(name), peer.error)
+            for name, peer in self._peers.items()
+        }
+        return NodeStatus(
+            name=parts.name,
+            role=role,
+            pages=parts.manager.census(),
+            leases=leases,
+            requests=requests,
+            backend=parts.transfer.backend_name,
+            peers=peers,
+            contract=parts.contract,
+            quarantine={str(of): why for of, why in parts.manager.quarantine_reasons().items()},
+            unready=parts.readiness.unready,
+        )
+
+
+def _same_life(known: NodeIntro, now: NodeIntro) -> bool:
+    """An agent may be made anew within a life, so its metadata may change; what a node promises may not."""
+    return known == replace(now, agent_metadata=known.agent_metadata, metadata_checksum=known.metadata_checksum)

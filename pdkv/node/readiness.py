@@ -1,0 +1,40 @@
+"""Whether a node can serve, and why not: what its health service and its status say.
+
+Guarantees: a node is unready for as long as a part of it says so, and ready again by itself when the last one has taken
+that back; whoever watches hears of the first state and of each change, the latest one if several came at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+class Readiness:
+    """Reasons why a node can't serve now, by the part of it that knows. Used on the node's loop."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def unready(self) -> str:
+        """Why the node can't serve; empty if it can."""
+        return "; ".join(self._reasons.values())
+
+    def say(self, part: str, why: str) -> None:
+        """`part` can't serve, for this reason; empty: it can."""
+        if why == self._reasons.get(part, ""):
+            return
+        if why:
+            self._reasons[part] = why
+        else:
+            del self._reasons[part]
+        self._changed.set()
+
+    async def watch(self, tell: Callable[[str], Awaitable[None]]) -> None:
+        """Runs until it is cancelled: `tell` gets `unready` now and after each change."""
+        while True:
+            self._changed.clear()
+            await tell(self.unready)
+            await self._changed.wait()
