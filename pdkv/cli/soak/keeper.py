@@ -1,0 +1,177 @@
+"""Keeps a fleet's nodes alive, and sees to it that they die: at stages of a request's life, and at random times.
+
+Guarantees: a node that has died serves again under its name and address, as a new incarnation; a node that was stopped
+is continued; every death that nobody ordered is noted as a fault of the product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from pdkv.cli.soak.nursery import Nursery, NurseryProcess
+from pdkv.cli.soak.report import SoakReport
+from pdkv.cli.soak.traffic import CHUNK_TOKENS
+from pdkv.node.stages import Stage
+
+LEASE_TTL_S = 5.0
+READ_DEADLINE_S = 4.0
+FENCE_AFTER_S = 3.0
+STOPPED_S = (0.5, 8.0)
+"""Shorter and longer than a lease."""
+AT_ANY_TIME = "any time"
+PROCESS_FAULTS = ("kill", "stop", "fail", "delay")
+Flags = dict[str, str | int | bool]
+
+
+@dataclass
+class Post:
+    """A node's place in the fleet; processes come and go in it."""
+
+    role: str
+    name: str
+    address: str
+    flags: Flags
+    process: NurseryProcess | None = None
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+    lives: int = 0
+
+
+class Keeper:
+    """`lost` is called with the post of a prefill node that has just died while another one serves."""
+
+    def __init__(self, fleet: Nursery, report: SoakReport, seed: int, *, pool_pages: int, say: Callable[[str], None]):
+        self._fleet = fleet
+        self._report = report
+        self._say = say
+        self._rng = Random(f"{seed} faults")
+        self._planned: dict[tuple[str, str], int] = {}
+        self._loop_tasks: set[asyncio.Task[None]] = set()
+        self._ordered: set[int] = set()
+        """Processes that were killed on purpose, by pid."""
+        self.lost: Callable[[Post], None] = lambda post: None
+        self.at_peace = False
+        """No faults any more: what dies now has failed."""
+        prefills = [Post("prefill", f"p{i}", free_address(), {}) for i in range(2)]
+        known = ",".join(post.address for post in prefills)
+        decodes = [Post("decode", f"d{i}", free_address(), {}) for i in range(2)]
+        common: Flags = {"model": "tiny", "threads": 1, "insecure": True, "pool_pages": pool_pages, "drain_grace_s": 15}
+        for post in prefills:
+            post.flags = {**common, "chunk_tokens": CHUNK_TOKENS, "lease_ttl_s": str(LEASE_TTL_S)}
+        for post, preempt in zip(decodes, ("offload", "recompute"), strict=True):
+            post.flags = {**common, "preempt": preempt, "prefill_addresses": known}
+            post.flags |= {"read_deadline_s": str(READ_DEADLINE_S), "fence_after_s": str(FENCE_AFTER_S)}
+            post.flags["recompute_chunk_tokens"] = CHUNK_TOKENS
+            post.flags["cache_answers"] = False
+        for post in (*prefills, *decodes):
+            post.flags |= {"bind": post.address, "allow_fault_injection": True}
+        self.prefills, self.decodes = tuple(prefills), tuple(decodes)
+        self.router = Post("router", "r0", free_address(), {})
+        self.router.flags = {
+            "insecure": True,
+            "bind": self.router.address,
+            "prefill_addresses": known,
+            "decode_addresses": ",".join(post.address for post in decodes),
+        }
+
+    @property
+    def nodes(self) -> tuple[Post, ...]:
+        return (*self.prefills, *self.decodes)
+
+    async def keep(self, post: Post) -> None:
+        """Runs for the soak's life: a process after the other."""
+        while True:
+            flags = dict(post.flags)
+            if post.role != "router" and not self.at_peace:
+                flags["fault_plan"] = self._plan(post)
+            process = await self._fleet.start(post.role, post.name, flags, lambda line: self._heard(post, line))
+            post.process, post.lives = process, post.lives + 1
+            post.serving.set()
+            self._report.restarts += post.lives > 1
+            code = await process.wait()
+            post.serving.clear()
+            if code != -signal.SIGKILL or self.at_peace:
+                self._report.unclean_exits += 1
+                self._report.notes.append(f"{post.name} ended by itself with {code}: {self._last_words(post)}")
+            else:
+                self._report.kills += 1
+                if post.role == "prefill" and any(p.serving.is_set() for p in self.prefills):
+                    self.lost(post)
+            self._say(f"{post.name} is gone ({code})")
+
+    async def harass(self, every_s: float) -> None:
+        """Runs until it is cancelled: kills or stops one node after the other, at times that the seed draws."""
+        while True:
+            await asyncio.sleep(self._rng.expovariate(1 / every_s))
+            post = self._rng.choice(self.nodes)
+            if post.process is None or not post.serving.is_set():
+                continue
+            if self._rng.random() < 0.6:
+                self._report.faults["kill", AT_ANY_TIME] += 1
+                post.process.kill()
+            else:
+                self._report.faults["stop", AT_ANY_TIME] += 1
+                post.process.signal(signal.SIGSTOP)
+                self._stopped(post, post.process)
+
+    def make_peace(self) -> None:
+        """No fault from here on, and everybody who was stopped goes on."""
+        self.at_peace = True
+        for post in self.nodes:
+            if post.process is not None:
+                post.process.signal(signal.SIGCONT)
+
+    async def end(self) -> None:
+        """Tell every node to end; one that doesn't do it by itself, cleanly, is counted."""
+        for post in (self.router, *self.nodes):
+            if post.process is not None:
+                await post.process.stop()
+                if (code := await post.process.wait()) != 0:
+                    self._report.unclean_exits += 1
+                    self._report.notes.append(f"{post.name} ended with {code} when told to: {self._last_words(post)}")
+
+    def _plan(self, post: Post) -> str:
+        """A death or two at the stages that had fewest so far, and a sprinkle of milder faults."""
+        stages = [stage.value for stage in Stage if stage.value.startswith(post.role)]
+        deed, stage = min(
+            ((kind, stage) for kind in ("kill", "stop", "fail", "delay") for stage in stages),
+            key=lambda pair: (self._report.faults[pair] + self._planned.get(pair, 0), self._rng.random()),
+        )
+        self._planned[deed, stage] = self._planned.get((deed, stage), 0) + 1
+        nth = self._rng.randint(2, 12)
+        return f"{deed}@{stage}:nth={nth};seed={self._rng.randrange(1 << 30)}"
+
+    def _heard(self, post: Post, line: str) -> None:
+        """A node says which fault it is about to suffer, on a line of its own."""
+        if not line.startswith('{"fault"'):
+            return
+        said = json.loads(line)
+        self._report.faults[said["fault"], said.get("stage", AT_ANY_TIME)] += 1
+        if said["fault"] == "stop" and post.process is not None:
+            self._stopped(post, post.process)
+
+    def _stopped(self, post: Post, process: NurseryProcess) -> None:
+        self._report.stops += 1
+        self._say(f"{post.name} is stopped")
+        task = asyncio.create_task(self._continue(process, self._rng.uniform(*STOPPED_S)))
+        self._loop_tasks.add(task)
+        task.add_done_callback(self._loop_tasks.discard)
+
+    async def _continue(self, process: NurseryProcess, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        process.signal(signal.SIGCONT)
+
+    def _last_words(self, post: Post) -> str:
+        lines = self._fleet.log(post.name).read_text(errors="replace").splitlines()
+        return " / ".join(lines[-3:])
+
+
+def free_address() -> str:
+    """Of a port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"

@@ -1,0 +1,41 @@
+"""Processes that are forked serve, log and die as those that were started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from pdkv.cli.soak.keeper import free_address
+from pdkv.cli.soak.nursery import Nursery
+from pdkv.errors import PeerLost
+
+ROUTER: dict[str, str | int | bool] = {
+    "insecure": True,
+    "prefill_addresses": "127.0.0.1:1",
+    "decode_addresses": "127.0.0.1:2",
+}
+
+
+def test_a_router_lives_and_dies() -> None:
+    async def body() -> None:
+        address, lines = free_address(), list[str]()
+        async with Nursery() as nursery:
+            process = await nursery.start("router", "r0", {**ROUTER, "bind": address}, lines.append)
+            assert process.address == address
+            assert process.running
+            process.signal(signal.SIGKILL)
+            assert await process.wait() == -signal.SIGKILL
+            again = await nursery.start("router", "r0", {**ROUTER, "bind": address}, lines.append)
+            await again.stop()
+            assert await again.wait() == 0
+            left = await nursery.start("router", "r1", ROUTER, lines.append)
+            with pytest.raises(PeerLost, match="bind"):
+                await nursery.start("router", "r2", {**ROUTER, "bind": left.address}, lines.append)
+        assert any("serving role=router" in line for line in lines)
+        with pytest.raises(ProcessLookupError):
+            os.kill(left.pid, 0)
+
+    asyncio.run(asyncio.wait_for(body(), 60))

@@ -1,0 +1,124 @@
+"""Each way in which a request can end is counted as what it is; a wrong token never passes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from pdkv.adapters.reference.monolith import MonolithAnswer
+from pdkv.cli.soak.keeper import Post
+from pdkv.cli.soak.report import SoakReport
+from pdkv.cli.soak.run import Soak, SoakSettings, held_pages
+from pdkv.cli.soak.traffic import SoakAsk
+from pdkv.errors import PeerLost
+from pdkv.node.messages import GenerateDone, GenerateEvent, Shipment, Token
+from tests.rpc.samples import status
+
+RIGHT = MonolithAnswer((5, 6, 7), (50, 60, 70), (), 0)
+DONE = GenerateDone("length", 3, Shipment())
+
+
+def said(*tokens: int) -> list[Token]:
+    return [Token(i, token, 0.0, 10 * token) for i, token in enumerate(tokens)]
+
+
+class Fleet:
+    """A router that says `events` and then raises `end`, or says nothing more."""
+
+    def __init__(self, events: list[GenerateEvent], end: BaseException | None = None) -> None:
+        self._events = events
+        self._end = end
+
+    def router(self, address: str) -> Fleet:
+        return self
+
+    async def generate(self, request: Any) -> AsyncGenerator[GenerateEvent, None]:
+        for event in self._events:
+            yield event
+        if self._end is not None:
+            raise self._end
+
+
+def soaked(events: list[GenerateEvent], end: BaseException | None = None, abort_after: int | None = None) -> SoakReport:
+    async def body() -> SoakReport:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(1.0, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Fleet(events, end)  # type: ignore[assignment]
+        ask = soak._traffic.next()
+        soak._right[ask.prompt] = RIGHT
+        await soak._ask(SoakAsk(ask.prompt, ask.request, abort_after))
+        soak._reference.close()
+        return report
+
+    return asyncio.run(body())
+
+
+def test_right() -> None:
+    report = soaked([*said(5, 6, 7), DONE])
+    assert (report.finished, report.wrong_answers) == (1, 0)
+
+
+@pytest.mark.parametrize("tokens", [(5, 6, 8), (5, 6), (5, 6, 7, 7)])
+def test_another_answer_is_wrong(tokens: tuple[int, ...]) -> None:
+    report = soaked([*said(*tokens), DONE])
+    assert (report.finished, report.wrong_answers) == (0, 1)
+    assert report.notes
+
+
+def test_other_logits_are_wrong() -> None:
+    flipped = dataclasses.replace(said(5, 6, 7)[1], logits_digest=61)
+    assert soaked([said(5)[0], flipped, said(5, 6, 7)[2], DONE]).wrong_answers == 1
+
+
+def test_a_named_failure_after_right_tokens() -> None:
+    report = soaked([*said(5, 6)], PeerLost("gone"))
+    assert (report.failures["PeerLost"], report.wrong_answers) == (1, 0)
+
+
+def test_a_named_failure_after_a_wrong_token() -> None:
+    report = soaked([*said(5, 9)], PeerLost("gone"))
+    assert (report.failures["PeerLost"], report.wrong_answers) == (1, 1)
+
+
+def test_a_stream_without_a_last_word() -> None:
+    assert soaked([*said(5, 6, 7)]).failed_unnamed == 1
+
+
+def test_an_unnamed_error_is_a_bug_of_the_soak() -> None:
+    with pytest.raises(RuntimeError):
+        soaked([], RuntimeError("bug"))
+
+
+def test_silence_is_a_hung_request() -> None:
+    assert soaked([*said(5)], TimeoutError()).hung == 1
+
+
+def test_the_client_goes_away() -> None:
+    report = soaked([*said(5, 6, 7), DONE], abort_after=1)
+    assert (report.aborted, report.finished) == (1, 0)
+
+
+def test_recovery_counts_requests_that_came_after_the_death() -> None:
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(1.0, 0, 1, 48, 1.0), report, lambda text: None)
+        post: Post = soak._keeper.prefills[0]
+        post.serving.set()
+        soak._prefill_lost(soak._keeper.prefills[1])
+        assert soak._lost_at is not None
+        soak._recovered(soak._lost_at - 1)
+        assert not report.recoveries_s
+        soak._recovered(soak._lost_at)
+        assert len(report.recoveries_s) == 1
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
+def test_held_pages() -> None:
+    pages = {"free": 3, "cached": 4, "reserved": 1, "private": 1, "quarantined": 1, "total": 10}
+    assert held_pages(dataclasses.replace(status("decode"), pages=pages)) == 3

@@ -1,0 +1,37 @@
+"""Asks come from the seed alone, and share prefixes."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+
+from pdkv.cli.soak.traffic import BRANCHES, ROOTS, SoakAsk, Traffic, prompts
+from pdkv.node.messages import FailurePolicy
+
+
+def asks(seed: int, count: int) -> list[SoakAsk]:
+    traffic = Traffic(seed)
+    return list(islice(iter(traffic.next, None), count))
+
+
+def test_one_seed_one_sequence() -> None:
+    first, again, other = ([(a.prompt, a.abort_after, a.request.on_failure) for a in asks(s, 50)] for s in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_prompts_share_whole_pages_and_differ_after() -> None:
+    found = prompts(0)
+    assert len(found) == ROOTS * BRANCHES
+    a, b = found[0].tokens, found[1].tokens
+    together = min(len(a), len(b))
+    same = int(np.argmax(np.append(a[:together] != b[:together], True)))
+    assert 32 <= same < together
+
+
+def test_every_policy_and_some_aborts() -> None:
+    many = asks(0, 300)
+    assert {a.request.on_failure for a in many} == set(FailurePolicy)
+    assert 0 < sum(a.abort_after is not None for a in many) < 60
+    assert len({a.request.request_id for a in many}) == 300
