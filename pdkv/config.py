@@ -12,6 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -21,9 +22,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pdkv.errors import ConfigError
 from pdkv.geometry.byte_ledger import usable_pages
 from pdkv.geometry.page_layout import INDEX_PAGE_ROWS
+from pdkv.rpc.convert.checks import MAX_DURATION_S
+from pdkv.rpc.security import Gate, MutualTls, Security, security_of
 
 ENV_PREFIX = "PDKV_"
 MIB = 1 << 20
+_GATE = Gate()
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -87,8 +91,20 @@ class ServiceConfig(BaseModel):
     """Where to listen; port 0 takes a free one."""
     advertise: str = ""
     """host or host:port that peers dial; empty: what was bound."""
+    tls_ca: str = ""
+    """PEM file of the CA whose certificates are taken, for mutual TLS; changes are seen without a restart."""
+    tls_certificate: str = ""
+    """PEM file of this process's certificate, with its chain; a node's must name its node_id."""
+    tls_key: str = ""
+    """PEM file of that certificate's key, without a password."""
     insecure: bool = False
-    """Serve and dial gRPC in plain text. Has to be said: there is no other way yet, and none is assumed."""
+    """Serve and dial gRPC in plain text instead: whoever reaches a port may use it. Has to be said."""
+    allow_names: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    """Names in certificates that may call, as patterns such as decode-*,spiffe://fleet/*; none: all of the CA."""
+    calls_per_peer: Annotated[int, Field(ge=1)] = _GATE.calls_per_peer
+    """Most calls of one peer (a certificate's names; in plain text an IP address) that run at once."""
+    connections: Annotated[int, Field(ge=1)] = _GATE.connections
+    """Most connections at once, of all peers together."""
     drain_grace_s: Seconds = 30.0
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -102,7 +118,16 @@ class ServiceConfig(BaseModel):
         ):
             if host in ("0.0.0.0", "[::]", "::", "*"):
                 raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
+        if self.allow_names and self.insecure:
+            raise ValueError("allow_names: only under mutual TLS; in plain text nobody has a name")
         return self
+
+    def security(self) -> Security:
+        """Raises `ConfigError` unless either key files or plain text were asked for."""
+        return security_of(ca=self.tls_ca, certificate=self.tls_certificate, key=self.tls_key, insecure=self.insecure)
+
+    def gate(self) -> Gate:
+        return Gate(self.allow_names, self.calls_per_peer, self.connections)
 
 
 class NodeConfig(ServiceConfig):
@@ -189,6 +214,11 @@ class NodeConfig(ServiceConfig):
             raise ValueError("events_replay: only with an events_address")
         return self
 
+    def security(self) -> Security:
+        """As a service's; the certificate must name the node."""
+        found = super().security()
+        return replace(found, node=self.node_id) if isinstance(found, MutualTls) else found
+
     def total_pages(self, page_bytes: int) -> int:
         """Pages of the pool, the write sink among them. Raises `ConfigError` if there is no room for two."""
         total = self.pool_pages or usable_pages(self.pool_bytes, page_bytes) + 1
@@ -207,8 +237,10 @@ class PrefillConfig(NodeConfig):
     scores_bytes: Bytes | None = None
     """Most memory of one step's index scores, rows x columns x 4 B: later steps of a long prompt get shorter to stay
     within it; none: no limit."""
-    lease_ttl_s: Seconds = 30.0
-    """How long a decode node may read a request's pages without renewing its lease."""
+    lease_ttl_s: Annotated[float, Field(gt=0, le=MAX_DURATION_S)] = 30.0
+    """How long a decode node may read a request's pages without renewing its lease; at most a week."""
+    leases_per_peer: Annotated[int, Field(ge=1)] = 1024
+    """Most requests of one decode node whose pages are kept for it at once."""
 
 
 class DecodeConfig(NodeConfig):

@@ -114,6 +114,15 @@ class DuplicateRequest(PdkvError):
     status = "ALREADY_EXISTS"
 
 
+# --- who may do what --------------------------------------------------------------------------------------------------
+
+
+class NotAuthorised(PdkvError):
+    """A certificate's names don't allow the call, or aren't those of the node that it is made for."""
+
+    status = "PERMISSION_DENIED"
+
+
 # --- capacity ---------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +138,10 @@ class NeverFits(CapacityError):
     status = "OUT_OF_RANGE"
 
 
+class LimitReached(CapacityError):
+    """One peer has as many calls or leases at once as one peer may have: names the limit and the peer."""
+
+
 # --- the data path ----------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +149,10 @@ class PeerLost(PdkvError):
     """The peer's process or its connection is gone."""
 
     status = "UNAVAILABLE"
+
+
+class TlsRefused(PeerLost):
+    """No connection, as one side doesn't take the other's certificate; says which, and what to look at."""
 
 
 class TransferError(PdkvError):

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdkv.cli.options import INSECURE, TLS_CA, TLS_CERTIFICATE, TLS_KEY
 from pdkv.errors import ConfigError, PeerLost
+from pdkv.rpc.security import Security, security_of
 
 if TYPE_CHECKING:
     from pdkv.ids import UInt32Array
@@ -33,6 +35,7 @@ _MAX_TOKENS = 1 << 22
 class _Where:
     decode: str
     router: str
+    security: Security
 
 
 def generate(
@@ -47,21 +50,23 @@ def generate(
         str, typer.Option(help='Empty is greedy; else "temperature=0.8,top_p=0.95,seed=1": the same on any node.')
     ] = "",
     json_wanted: Annotated[bool, typer.Option("--json", help="One JSON object at the end, with the account.")] = False,
+    tls_ca: Annotated[str, TLS_CA] = "",
+    tls_certificate: Annotated[str, TLS_CERTIFICATE] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    insecure: Annotated[bool, INSECURE] = False,
 ) -> None:
     """Generate from a running fleet and stream the tokens.
 
     Example:
 
-    `pdkv generate "Once upon a page" --decode 127.0.0.1:7001 --max-tokens 32`
-
-    The connection is plain text, as the demo's and a test fleet's is.
+    `pdkv generate "Once upon a page" --decode 127.0.0.1:7001 --max-tokens 32 --insecure`
     """
     if bool(decode) == bool(router):
         raise ConfigError("decode, router", f"{decode!r}, {router!r}", "exactly one of the two")
+    security = security_of(ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=insecure)
+    request = _request(prompt, _sampling(sample, max_tokens))
     try:
-        asyncio.run(
-            _generate(_Where(decode, router), _request(prompt, _sampling(sample, max_tokens)), json_wanted=json_wanted)
-        )
+        asyncio.run(_generate(_Where(decode, router, security), request, json_wanted=json_wanted))
     except KeyboardInterrupt:
         print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -123,7 +128,7 @@ async def _generate(where: _Where, request: GenerateRequest, *, json_wanted: boo
     from pdkv.node.messages import GenerateDone
     from pdkv.rpc.client import GrpcDirectory
 
-    directory = GrpcDirectory(insecure=True)
+    directory = GrpcDirectory(where.security)
     service: DecodeService = directory.decode(where.decode) if where.decode else directory.router(where.router)
     tokens: list[int] = []
     done: GenerateDone | None = None

@@ -29,7 +29,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.chunk_tokens, config.lease_ttl_s, config.max_batched_tokens, config.scores_bytes
             )
             node = PrefillNode(parts, settings)
-            server = GrpcServer(_endpoint(config), Services(prefill=node), insecure=config.insecure)
+            server = GrpcServer(_endpoint(config), Services(prefill=node), config.security(), config.gate())
             async with together() as group:
                 # Were leases never ended, pages would never be: the node doesn't outlive its watch.
                 watch = group.create_task(node.watch_leases())
@@ -55,7 +55,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
 
     async def serve() -> None:
         parts = build_parts(config)
-        directory = GrpcDirectory(insecure=config.insecure)
+        directory = GrpcDirectory(config.security())
         group = None
         try:
             if config.rank_addresses:
@@ -71,7 +71,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 cache_answers=config.cache_answers,
             )
             node = DecodeNode(parts, directory, settings)
-            server = GrpcServer(_endpoint(config), Services(decode=node), insecure=config.insecure)
+            server = GrpcServer(_endpoint(config), Services(decode=node), config.security(), config.gate())
             with publishing(config, parts.manager):
                 await run_until_told(Served(config, server, "decode", str(parts.name), node.drain), options)
         finally:
@@ -91,10 +91,10 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
     from pdkv.rpc.server import GrpcServer, Services
 
     async def serve() -> None:
-        directory = GrpcDirectory(insecure=config.insecure)
+        directory = GrpcDirectory(config.security())
         try:
             router = Router(Registry(config.prefill_addresses, config.decode_addresses), directory)
-            server = GrpcServer(_endpoint(config), Services(router=router), insecure=config.insecure)
+            server = GrpcServer(_endpoint(config), Services(router=router), config.security(), config.gate())
             await run_until_told(Served(config, server, "router", config.node_id, router.drain), options)
         finally:
             await directory.close()

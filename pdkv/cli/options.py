@@ -28,6 +28,12 @@ class ServeOptions:
     """Id of the process that started this one, and whose end is this one's end too."""
 
 
+TLS_CA = typer.Option(help="PEM file of the CA whose certificates are taken.", envvar=f"{ENV_PREFIX}TLS_CA")
+TLS_CERTIFICATE = typer.Option(help="PEM file of your certificate.", envvar=f"{ENV_PREFIX}TLS_CERTIFICATE")
+TLS_KEY = typer.Option(help="PEM file of its key.", envvar=f"{ENV_PREFIX}TLS_KEY")
+INSECURE = typer.Option("--insecure", help="Plain text instead.", envvar=f"{ENV_PREFIX}INSECURE")
+"""Of a client, as of a service."""
+
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 

@@ -23,7 +23,7 @@ def run_rank(config: RankConfig, options: ServeOptions) -> None:
         parts = build_parts(config)
         try:
             endpoint = Endpoint(config.bind, config.advertise)
-            server = GrpcServer(endpoint, Services(rank=Rank(parts)), insecure=config.insecure)
+            server = GrpcServer(endpoint, Services(rank=Rank(parts)), config.security(), config.gate())
             await run_until_told(Served(config, server, "rank", str(parts.name), nothing_left), options)
         finally:
             parts.close()

@@ -22,7 +22,6 @@ from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, PeerLost
 from pdkv.node.flow import deadline
 from pdkv.rpc.server import GrpcServer
-from pdkv.rpc.transport import require_plain_text
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -92,7 +91,7 @@ def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], opt
     """The whole life of a serving process."""
     if options.exit_with is not None:
         die_with(options.exit_with)
-    require_plain_text(insecure=config.insecure)
+    config.security()
     set_up_logging(config)
 
     async def main() -> None:

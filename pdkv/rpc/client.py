@@ -1,8 +1,9 @@
-"""Clients of the services, and the directory that keeps one channel an address.
+"""Clients of the services, and the directory that makes them by address.
 
 Guarantees: every failure is a `PdkvError` (the one the server raised, if it did); cancelling the caller cancels the
 call, and `asyncio.CancelledError` passes through; closing an event stream early cancels it at the server; every call
-has a deadline; nothing is retried.
+has a deadline; nothing is retried; under mutual TLS what is meant for a node goes only to one whose certificate names
+it, and an introduction counts only if it came from there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from pdkv.errors import DeadlineExceeded, PeerLost, ProtocolError, WrongIncarnation
+from pdkv.errors import DeadlineExceeded, NotAuthorised, PeerLost, ProtocolError, TlsRefused, WrongIncarnation
 from pdkv.ids import PeerName, UInt64Array
 from pdkv.kvcache.verifier import Arrival
 from pdkv.node.messages import (
@@ -30,9 +31,11 @@ from pdkv.node.messages import (
     RouterStatus,
 )
 from pdkv.node.ranks import Entry, Joining, NewPeer, RankOutcome, RankRead, RankStep
+from pdkv.rpc.channels import Channels
 from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank
 from pdkv.rpc.errors import error_from
-from pdkv.rpc.transport import open_channel
+from pdkv.rpc.security import Security
+from pdkv.rpc.transport import require_address
 from pdkv.v1 import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, rank_pb2, rank_pb2_grpc, router_pb2_grpc
 
 
@@ -44,26 +47,27 @@ class ClientSettings:
     """Of lease calls and status."""
 
 
-RANK_TIMEOUT_S = 600.0
-"""Of a rank's call that computes, digests or waits: the leader's own deadlines are shorter."""
-
-
 class _Client:
     """One service at one address."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
-        self.address = address
-        self._channel = channel
+    _service: type[Any]
+
+    def __init__(self, address: str, channels: Channels, settings: ClientSettings) -> None:
+        self.address = require_address("address", address)
+        self._channels = channels
         self._settings = settings
 
     @asynccontextmanager
-    async def _call(self, what: str, request: checks.Message) -> AsyncIterator[None]:
-        """Turns what a call may end with into a `PdkvError`."""
+    async def _call(self, what: str, request: checks.Message, node: str = "") -> AsyncIterator[Any]:
+        """The service's stub for one call, to `node` if that is named; what it ends with becomes a `PdkvError`."""
         checks.require_sendable(request, what)
         try:
-            yield
+            yield self._service(self._channels.to(self.address, node))
         except grpc.aio.AioRpcError as failure:
-            raise error_from(failure, address=self.address, what=what) from failure
+            error = error_from(failure, address=self.address, what=what)
+            if isinstance(error, TlsRefused) and (complaint := self._channels.complaint):
+                raise TlsRefused(f"{error}; this side's own is bad: {complaint}", **error.fields) from failure
+            raise error from failure
         except DecodeError as error:
             words = f"{what} at {self.address}: the reply can't be decoded"
             raise ProtocolError(words, address=self.address) from error
@@ -74,31 +78,60 @@ class _Client:
             # Nobody cancelled the caller: its channel was closed under the call.
             raise PeerLost(f"{what}: the connection to {self.address} was closed here", address=self.address) from None
 
+    async def _first(self, call: str, message: checks.Message, node: str = "") -> Any:
+        """A call that waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`. What
+        TLS refuses is raised at once: it would be refused again."""
+        ends_s = asyncio.get_running_loop().time() + self._settings.connect_timeout_s
+        try:
+            return await self._within(ends_s, call, message, node, wait=False)
+        except PeerLost as error:
+            if isinstance(error, TlsRefused) or "code" not in error.fields:
+                raise
+            # gRPC's own word that nobody is there yet: only while waiting it doesn't say why.
+            return await self._within(ends_s, call, message, node, wait=True)
+
+    async def _within(self, ends_s: float, call: str, message: checks.Message, node: str, *, wait: bool) -> Any:
+        timeout_s = max(ends_s - asyncio.get_running_loop().time(), 0.0)
+        try:
+            async with self._call(call, message, node) as stub:
+                return await getattr(stub, call)(message, timeout=timeout_s, wait_for_ready=wait)
+        except DeadlineExceeded as error:
+            if self._channels.to(self.address, node).get_state() == grpc.ChannelConnectivity.READY:
+                raise
+            words = f"{self.address} could not be reached within {self._settings.connect_timeout_s:g} s"
+            raise PeerLost(words, address=self.address) from error
+
 
 class GrpcPrefillPeer(_Client):
     """`node.ports.PrefillPeer` over gRPC."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
-        super().__init__(address, channel, settings)
-        self._stub: Any = prefill_pb2_grpc.PrefillStub(channel)
+    _service = prefill_pb2_grpc.PrefillStub
 
     async def connect(self, intro_: NodeIntro) -> NodeIntro:
-        """Waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`."""
-        request, timeout_s = intro.introduction_to_pb(intro_), self._settings.connect_timeout_s
+        """Waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`.
+
+        Under mutual TLS raises `TlsRefused` for a certificate that isn't of the CA or the host, `NotAuthorised` for one
+        that doesn't name the node that the peer says it is.
+        """
+        request = intro.introduction_to_pb(intro_)
+        answer = intro.introduction_from_pb(await self._first("Connect", request))
+        if not self._channels.tls:
+            return answer
+        # Whoever answered has a certificate for the host. It is the node only if it has one for that name too.
+        node = answer.name.node
         try:
-            async with self._call("Connect", request):
-                reply = await self._stub.Connect(request, timeout=timeout_s, wait_for_ready=True)
-        except DeadlineExceeded as error:
-            if self._channel.get_state() == grpc.ChannelConnectivity.READY:
-                raise
-            words = f"{self.address} could not be reached within {timeout_s:g} s"
-            raise PeerLost(words, address=self.address) from error
-        return intro.introduction_from_pb(reply)
+            named = intro.introduction_from_pb(await self._first("Connect", request, node))
+        except TlsRefused as error:
+            words = f"{self.address} says it is node {node}, but its certificate has no DNS name {node}"
+            raise NotAuthorised(words, address=self.address, node=node) from error
+        if named.name.node != node:
+            raise ProtocolError(f"{self.address} is {answer.name} first and {named.name} then", address=self.address)
+        return named
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         message = prefill.prefill_request_to_pb(request)
-        async with self._call("Prefill", message):
-            call = self._stub.Prefill(message, timeout=request.remaining_s)
+        async with self._call("Prefill", message, request.envelope.receiver.node) as stub:
+            call = stub.Prefill(message, timeout=request.remaining_s)
             try:
                 async for reply in call:
                     common.require_reply(request.envelope, reply.envelope)
@@ -108,33 +141,31 @@ class GrpcPrefillPeer(_Client):
 
     async def renew_lease(self, call: LeaseCall) -> float:
         message = prefill.lease_call_to_pb(call)
-        async with self._call("RenewLease", message):
-            reply = await self._stub.RenewLease(message, timeout=self._settings.call_timeout_s)
+        async with self._call("RenewLease", message, call.envelope.receiver.node) as stub:
+            reply = await stub.RenewLease(message, timeout=self._settings.call_timeout_s)
         common.require_reply(call.envelope, reply.envelope)
         return checks.duration_s("ttl_s", reply.ttl_s)
 
     async def release_lease(self, call: LeaseCall) -> None:
         message = prefill.lease_call_to_pb(call)
-        async with self._call("ReleaseLease", message):
-            reply = await self._stub.ReleaseLease(message, timeout=self._settings.call_timeout_s)
+        async with self._call("ReleaseLease", message, call.envelope.receiver.node) as stub:
+            reply = await stub.ReleaseLease(message, timeout=self._settings.call_timeout_s)
         common.require_reply(call.envelope, reply.envelope)
 
     async def status(self) -> NodeStatus:
         request = common_pb2.StatusRequest()
-        async with self._call("Status", request):
-            reply = await self._stub.Status(request, timeout=self._settings.call_timeout_s)
+        async with self._call("Status", request) as stub:
+            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
         return common.status_from_pb(reply)
 
 
 class _GenerateClient(_Client):
     """The token stream, the same at a decode node and at a router."""
 
-    _stub: Any
-
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         message = generate.generate_request_to_pb(request)
-        async with self._call("Generate", message):
-            call = self._stub.Generate(message, timeout=request.remaining_s)
+        async with self._call("Generate", message) as stub:
+            call = stub.Generate(message, timeout=request.remaining_s)
             try:
                 async for reply in call:
                     yield generate.generate_event_from_pb(reply)
@@ -143,41 +174,36 @@ class _GenerateClient(_Client):
 
 
 class GrpcDecodeClient(_GenerateClient):
-    def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
-        super().__init__(address, channel, settings)
-        self._stub = decode_pb2_grpc.DecodeStub(channel)
+    _service = decode_pb2_grpc.DecodeStub
 
     async def status(self) -> NodeStatus:
         request = common_pb2.StatusRequest()
-        async with self._call("Status", request):
-            reply = await self._stub.Status(request, timeout=self._settings.call_timeout_s)
+        async with self._call("Status", request) as stub:
+            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
         return common.status_from_pb(reply)
 
 
 class GrpcRouterClient(_GenerateClient):
-    def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
-        super().__init__(address, channel, settings)
-        self._stub = router_pb2_grpc.RouterStub(channel)
+    _service = router_pb2_grpc.RouterStub
 
     async def status(self) -> RouterStatus:
         request = common_pb2.StatusRequest()
-        async with self._call("Status", request):
-            reply = await self._stub.Status(request, timeout=self._settings.call_timeout_s)
+        async with self._call("Status", request) as stub:
+            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
         return common.router_status_from_pb(reply)
 
 
 class GrpcRank(_Client):
     """`node.ranks.RankPort` over gRPC."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
-        super().__init__(address, channel, settings)
-        self._stub: Any = rank_pb2_grpc.RankStub(channel)
+    _service = rank_pb2_grpc.RankStub
+
+    def __init__(self, address: str, channels: Channels, settings: ClientSettings) -> None:
+        super().__init__(address, channels, settings)
         self._leader: PeerName | None = None
 
     async def join(self, joining: Joining) -> PeerName:
-        message = rank.joining_to_pb(joining)
-        async with self._call("Join", message):
-            reply = await self._stub.Join(message, timeout=self._settings.connect_timeout_s, wait_for_ready=True)
+        reply = await self._first("Join", rank.joining_to_pb(joining))
         self._leader = joining.leader
         return common.peer_from_pb(reply)
 
@@ -217,41 +243,38 @@ class GrpcRank(_Client):
         return self._leader
 
     async def _say(self, call: str, message: checks.Message) -> Any:
-        async with self._call(call, message):
-            return await getattr(self._stub, call)(message, timeout=RANK_TIMEOUT_S)
+        async with self._call(call, message) as stub:
+            return await getattr(stub, call)(message, timeout=checks.RANK_DEADLINE_S)
 
 
 class GrpcDirectory:
-    """`node.ports.PrefillDirectory` and `router.service.DecodeDirectory`: clients by address, over one channel each."""
+    """`node.ports.PrefillDirectory` and `router.service.DecodeDirectory`: clients by address, which share channels."""
 
-    def __init__(self, *, insecure: bool = False, settings: ClientSettings | None = None) -> None:
-        self._insecure = insecure
+    def __init__(self, security: Security, settings: ClientSettings | None = None) -> None:
+        """Raises `ConfigError` for key files that can't be used."""
         self._settings = settings or ClientSettings()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(security)
 
     def peer(self, address: str) -> GrpcPrefillPeer:
-        """Raises `ConfigError` if the address isn't host:port, or plain text was not asked for by name."""
-        return GrpcPrefillPeer(address, self._channel(address), self._settings)
+        """Raises `ConfigError` if the address isn't host:port."""
+        return GrpcPrefillPeer(address, self._channels, self._settings)
 
     def decode(self, address: str) -> GrpcDecodeClient:
         """As `peer`, for the decode service."""
-        return GrpcDecodeClient(address, self._channel(address), self._settings)
+        return GrpcDecodeClient(address, self._channels, self._settings)
 
     def router(self, address: str) -> GrpcRouterClient:
         """As `peer`, for the router service."""
-        return GrpcRouterClient(address, self._channel(address), self._settings)
+        return GrpcRouterClient(address, self._channels, self._settings)
 
     def rank(self, address: str) -> GrpcRank:
         """As `peer`, for a rank of a decode group."""
-        return GrpcRank(address, self._channel(address), self._settings)
+        return GrpcRank(address, self._channels, self._settings)
+
+    def drop(self, address: str) -> None:
+        """The next call to this address connects anew; those that run go on."""
+        self._channels.drop(address)
 
     async def close(self) -> None:
         """Calls that still run end with `PeerLost`."""
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, insecure=self._insecure)
-        return self._channels[address]
+        await self._channels.close()

@@ -8,6 +8,7 @@ what is sent always fits the metadata limit. "Mine" in a difference stays the si
 from __future__ import annotations
 
 import inspect
+import re
 from typing import cast
 
 import grpc
@@ -25,6 +26,7 @@ from pdkv.errors import (
     PeerLost,
     RemoteError,
     RequestCancelled,
+    TlsRefused,
 )
 from pdkv.v1 import common_pb2
 
@@ -45,6 +47,8 @@ BARE: dict[grpc.StatusCode, type[PdkvError]] = {
     grpc.StatusCode.CANCELLED: RequestCancelled,
 }
 """Statuses that gRPC itself makes."""
+_NOT_CONNECTED = "failed to connect to all addresses"
+_HUNG_UP = re.compile("Socket closed|Connection reset|Broken pipe")
 
 
 def status_of(error: PdkvError) -> grpc.Status:
@@ -61,12 +65,31 @@ def error_from(failure: grpc.aio.AioRpcError, *, address: str, what: str) -> Pdk
     several hops, the last one of them."""
     detail = _received(failure)
     if detail is None:
+        if why := _tls_words(failure):
+            return TlsRefused(f"{what} at {address}: {why}", address=address, code=failure.code().name)
         kind = BARE.get(failure.code(), RemoteError)
         words = f"{what} at {address}: {failure.code().name}: {failure.details()}"
         return kind(words, address=address, code=failure.code().name)
     error = _rebuilt(detail, failure.code().name)
     error.fields = {"address": address, **error.fields}
     return error
+
+
+def _tls_words(failure: grpc.aio.AioRpcError) -> str:
+    """What a connection failed of, if that was TLS; "" if it wasn't. gRPC tells such statuses apart by words only."""
+    said = failure.details() or ""
+    if failure.code() is not grpc.StatusCode.UNAVAILABLE or _NOT_CONNECTED not in said:
+        return ""
+    if "Hostname Verification Check failed" in said:
+        return "its certificate is of our CA, but has no name for who was dialled: make one with that DNS name or IP"
+    if "handshake failed" in said:
+        return f"its certificate is refused: look at its tls_certificate, and at tls_ca here ({said})"
+    if _HUNG_UP.search(said):
+        return (
+            "it hangs up on connecting. Does it want TLS, or plain text? Under TLS it refuses this side's certificate:"
+            " look at tls_certificate here, and at tls_ca there; or it has as many connections as it may have"
+        )
+    return ""
 
 
 def _detail(error: PdkvError) -> common_pb2.ErrorDetail:

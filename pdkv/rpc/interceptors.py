@@ -1,7 +1,8 @@
-"""Stands between gRPC and the services: decodes requests, bounds calls, turns every error into a status.
+"""Stands between gRPC and the services: lets calls in, decodes requests, bounds calls, turns every error into a status.
 
 Guarantees: whatever bytes a request has and whatever a service raises, only that call ends, with a named status;
-cancellation passes through untouched; a unary call ends within `UNARY_DEADLINE_S`.
+cancellation passes through untouched; a unary call ends within its deadline; no service hears a caller that the guard
+refuses, or a message of a node that the caller is not.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ from google.protobuf.message import DecodeError
 
 from pdkv.errors import PdkvError, ProtocolError
 from pdkv.node.flow import deadline
+from pdkv.rpc.convert.checks import RANK_DEADLINE_S, UNARY_DEADLINE_S
 from pdkv.rpc.errors import status_of
+from pdkv.rpc.guard import Guard
 
 log = logging.getLogger(__name__)
 
 OURS = "/pdkv."
-UNARY_DEADLINE_S = 30.0
+DEADLINES_S = {"/pdkv.v1.Rank/": RANK_DEADLINE_S}
+"""Of unary calls, by the beginning of their method; others have `UNARY_DEADLINE_S`."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """For pdkv's services only; health and reflection keep their own ways."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
 
     async def intercept_service(
         self,
@@ -41,36 +48,39 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         inner: Any = handler
         parse = inner.request_deserializer
         if inner.response_streaming:
-            guarded = _guarded(inner.unary_stream, parse, method)
+            guarded = self._guarded(inner.unary_stream, parse, method)
             return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=inner.response_serializer)
-        bounded = _bounded(inner.unary_unary, method)
-        return grpc.unary_unary_rpc_method_handler(
-            _guarded(bounded, parse, method), response_serializer=inner.response_serializer
-        )
+        guarded = self._guarded(_bounded(inner.unary_unary, method), parse, method)
+        return grpc.unary_unary_rpc_method_handler(guarded, response_serializer=inner.response_serializer)
+
+    def _guarded(self, behaviour: Behaviour, parse: Callable[[bytes], Any], method: str) -> Any:
+        """`behaviour` on raw bytes; a coroutine function, as gRPC would leave an async generator open on a cancel."""
+
+        async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                with self._guard.let_in(context) as caller:
+                    request = _parsed(raw, parse, method)
+                    caller.require_speaks(request)
+                    return await behaviour(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except PdkvError as error:
+                log.warning("%s from %s ends with %s: %s", method, context.peer(), error.kind, error)
+                await _abort(context, error)
+            except Exception as error:
+                log.exception("%s from %s failed", method, context.peer())
+                words = f"{method} failed with {type(error).__name__}; the node's log says more"
+                await _abort(context, PdkvError(words))
+
+        return call
 
 
 def _bounded(behaviour: Behaviour, method: str) -> Behaviour:
+    limit_s = next((s for prefix, s in DEADLINES_S.items() if method.startswith(prefix)), UNARY_DEADLINE_S)
+
     async def call(request: Any, context: Any) -> Any:
-        async with deadline(UNARY_DEADLINE_S, method):
+        async with deadline(limit_s, method):
             return await behaviour(request, context)
-
-    return call
-
-
-def _guarded(behaviour: Behaviour, parse: Callable[[bytes], Any], method: str) -> Any:
-    """`behaviour` on raw bytes; a coroutine function, as gRPC would leave an async generator open on a cancel."""
-
-    async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await behaviour(_parsed(raw, parse, method), context)
-        except grpc.aio.AbortError:
-            raise
-        except PdkvError as error:
-            log.warning("%s from %s ends with %s: %s", method, context.peer(), error.kind, error)
-            await _abort(context, error)
-        except Exception as error:
-            log.exception("%s from %s failed", method, context.peer())
-            await _abort(context, PdkvError(f"{method} failed with {type(error).__name__}; the node's log says more"))
 
     return call
 

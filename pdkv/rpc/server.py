@@ -7,6 +7,7 @@ even if the client set no deadline.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ from pdkv.node.messages import (
 from pdkv.node.rank import Rank
 from pdkv.rpc.convert import common, generate, intro, prefill
 from pdkv.rpc.convert.checks import require_sendable
-from pdkv.rpc.interceptors import ErrorInterceptor
+from pdkv.rpc.guard import Guard
+from pdkv.rpc.interceptors import CallInterceptor
 from pdkv.rpc.rank import RankServicer
+from pdkv.rpc.security import Gate, PlainText, Security
 from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
 from pdkv.v1 import (
     common_pb2,
@@ -44,6 +47,8 @@ from pdkv.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
+
+log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -156,16 +161,18 @@ class Services:
 class GrpcServer:
     """Listens from `start` to `stop`; SERVING by its own health service unless told otherwise."""
 
-    def __init__(self, endpoint: Endpoint, services: Services, *, insecure: bool = False) -> None:
-        """Call it in the loop that will serve. Raises `ConfigError` if plain text was not asked for by name, if the
-        address can't be bound, or if what would be advertised is a wildcard."""
+    def __init__(self, endpoint: Endpoint, services: Services, security: Security, gate: Gate | None = None) -> None:
+        """Call it in the loop that will serve. Raises `ConfigError` if the address can't be bound, if what would be
+        advertised is a wildcard, or for key files that can't be used."""
         advertised(endpoint, 0)
-        self._server = make_server([ErrorInterceptor()])
+        gate = gate or Gate()
+        self._security = security
+        self._server = make_server([CallInterceptor(Guard(security, gate))], gate, security)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = self._add(services)
         reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self.port = open_port(self._server, endpoint.bind, insecure=insecure)
+        self.port = open_port(self._server, endpoint.bind, security)
         self.address = advertised(endpoint, self.port)
         """host:port for others."""
 
@@ -187,6 +194,8 @@ class GrpcServer:
 
     async def start(self) -> str:
         """Returns the advertised address once the server listens."""
+        if isinstance(self._security, PlainText):
+            log.warning("plain text on %s: whoever reaches it may use it and may say it is any node", self.address)
         await self._server.start()
         await self.set_serving(serving=True)
         return self.address

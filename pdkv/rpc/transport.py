@@ -1,19 +1,23 @@
-"""Channels and ports: addresses, limits, keepalive.
+"""Channels and ports: addresses, credentials, limits, keepalive.
 
-Guarantees: plain text is used only where `insecure=True` says so; gRPC retries nothing by itself and goes through no
-proxy; messages and metadata are bounded on both sides; a peer that vanished is noticed by keepalive within 15 s.
+Guarantees: plain text is used only where `PlainText` says so; under mutual TLS both ends show a certificate, the newest
+that their files have, and a channel to a node reaches nobody whose certificate doesn't name it; gRPC retries nothing by
+itself and goes through no proxy; messages, metadata, streams and connections are bounded; a peer that vanished is
+noticed by keepalive within 15 s, one that never finishes its handshake after 10 s.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from pdkv.errors import ConfigError
 from pdkv.rpc.convert.checks import ADDRESS, MAX_MESSAGE_BYTES
 from pdkv.rpc.errors import MAX_METADATA_BYTES
+from pdkv.rpc.security import Gate, KeyFiles, Keys, MutualTls, Security
 
 WILDCARDS = ("0.0.0.0", "[::]")
 
@@ -45,6 +49,7 @@ _SERVER_OPTIONS: Options = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
 
@@ -74,26 +79,56 @@ def advertised(endpoint: Endpoint, port: int) -> str:
     return require_address("advertise", address)
 
 
-def open_channel(address: str, *, insecure: bool) -> grpc.aio.Channel:
-    """Connects on first use. Raises `ConfigError` for an address that isn't host:port."""
-    require_plain_text(insecure=insecure)
-    return grpc.aio.insecure_channel(f"dns:///{require_address('address', address)}", options=_CHANNEL_OPTIONS)
+def open_channel(address: str, keys: Keys | None, node: str = "") -> grpc.aio.Channel:
+    """Connects on first use; without `keys` in plain text. Under TLS whoever answers must have a certificate with the
+    DNS name `node`, or if that is empty, with the address's host.
+
+    Raises `ConfigError` for an address that isn't host:port.
+    """
+    target = f"dns:///{require_address('address', address)}"
+    if keys is None:
+        return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(keys.ca, keys.key, keys.certificate)
+    named: Options = [("grpc.ssl_target_name_override", node)] if node else []
+    return grpc.aio.secure_channel(target, credentials, options=[*_CHANNEL_OPTIONS, *named])
 
 
-def make_server(interceptors: list[grpc.aio.ServerInterceptor]) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+def make_server(interceptors: list[grpc.aio.ServerInterceptor], gate: Gate, security: Security) -> grpc.aio.Server:
+    # Streams: whoever asks for too many is refused by name; more than twice as many don't even come in.
+    bounds: Options = [
+        ("grpc.max_concurrent_streams", 2 * gate.calls_per_peer),
+        ("grpc.max_allowed_incoming_connections", gate.connections),
+    ]
+    if isinstance(security, MutualTls):
+        bounds.append(("grpc.max_connection_age_ms", int(1000 * gate.connection_age_s)))
+    return grpc.aio.server(interceptors=interceptors, options=[*_SERVER_OPTIONS, *bounds])
 
 
-def open_port(server: grpc.aio.Server, bind: str, *, insecure: bool) -> int:
-    """The bound port. Raises `ConfigError` if the address can't be bound."""
-    require_plain_text(insecure=insecure)
+def open_port(server: grpc.aio.Server, bind: str, security: Security) -> int:
+    """The bound port. Raises `ConfigError` if the address can't be bound, or for key files that can't be used."""
+    require_address("bind", bind)
+    credentials = _server_credentials(KeyFiles(security, "serve")) if isinstance(security, MutualTls) else None
     try:
-        return server.add_insecure_port(require_address("bind", bind))
+        return server.add_secure_port(bind, credentials) if credentials else server.add_insecure_port(bind)
     except RuntimeError as error:
         raise ConfigError("bind", bind, f"an address that is free here ({error})") from error
 
 
-def require_plain_text(*, insecure: bool) -> None:
-    """The place where credentials come in."""
-    if not insecure:
-        raise ConfigError("insecure", insecure, "true: plain text must be named, and is all there is so far")
+def _server_credentials(files: KeyFiles) -> grpc.ServerCredentials:
+    """Look at the files at every handshake."""
+    used = files.newest()
+
+    def changed() -> Any:
+        """None: nothing has."""
+        nonlocal used
+        newest = files.newest()
+        if newest is used:
+            return None
+        used = newest
+        return _configuration(newest)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), changed, require_client_authentication=True)
+
+
+def _configuration(keys: Keys) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(keys.key, keys.certificate)], root_certificates=keys.ca)

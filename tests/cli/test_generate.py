@@ -35,7 +35,7 @@ def generated(stream: Stream, *args: str, role: str = "decode") -> int | str | N
             {"decode": FakeDecode(stream)} if role == "decode" else {"router": FakeRouter(stream)}
         )
         async with serving(**services) as (server, _), asyncio.timeout(30.0):
-            return await asyncio.to_thread(exit_code, "generate", *args, f"--{role}", server.address)
+            return await asyncio.to_thread(exit_code, "generate", *args, "--insecure", f"--{role}", server.address)
 
     return asyncio.run(body())
 
@@ -119,7 +119,7 @@ def test_an_interrupt_ends_it_here_and_at_the_node() -> None:
     async def body() -> None:
         stream = Stream(*EVENTS[:1], hangs=True)
         async with serving(decode=FakeDecode(stream)) as (server, _), asyncio.timeout(30.0):
-            command = ["-m", "pdkv.cli", "generate", "hello", "--decode", server.address]
+            command = ["-m", "pdkv.cli", "generate", "hello", "--insecure", "--decode", server.address]
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
             )
@@ -135,7 +135,7 @@ def test_an_interrupt_ends_it_here_and_at_the_node() -> None:
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("generate", "hello", "--decode", "127.0.0.1:1") == 2
+    assert exit_code("generate", "hello", "--insecure", "--decode", "127.0.0.1:1") == 2
     assert capsys.readouterr().err.startswith("pdkv: PeerLost: Generate at 127.0.0.1:1: UNAVAILABLE")
 
 
@@ -170,7 +170,7 @@ def test_bad_input_is_named(
     texts = {"ids": "{", "list": '["a"]', "negative": "[-1]", "fraction": "[1.5]", "nested": "[[1]]", "number": "3"}
     for name, text in {**texts, "truth": "[true]", "empty": "[]"}.items():
         (tmp_path / f"{name}.json").write_text(text, "utf-8")
-    assert exit_code("generate", *args) == 2
+    assert exit_code("generate", *args, "--insecure") == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"pdkv: ConfigError: {field}: ")
@@ -180,6 +180,29 @@ def test_bad_input_is_named(
 def test_so_many_tokens_can_not_be_asked_for(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("generate", "a", "--decode", "a:1", "--max-tokens", count) == 2
     assert "--max-tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "insecure: False can't be used; allowed: true for plain text; else give tls_ca, tls_certificate, tls_key"),
+        (("--insecure", "--tls-ca", "ca.pem"), "insecure: True can't be used; allowed: false where there is tls_ca"),
+        (("--tls-ca", "ca.pem", "--tls-key", "k.pem"), "tls_certificate: '' can't be used; allowed: a PEM file: "),
+    ],
+)
+def test_plain_text_or_tls_has_to_be_said(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("generate", "a", "--decode", "a:1", *flags) == 2
+    assert capsys.readouterr().err.startswith(f"pdkv: ConfigError: {words}")
+
+
+def test_what_is_said_for_all_commands_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDKV_INSECURE", "true")
+    assert exit_code("generate", "hello", "--decode", "127.0.0.1:1") == 2
+    assert capsys.readouterr().err.startswith("pdkv: PeerLost: ")
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pdkv.cli.app import run
 from pdkv.cli.demo.fleet import Fleet
 from pdkv.rpc.client import GrpcDirectory
+from pdkv.rpc.security import PlainText
 
 ADDRESSES = {"prefill_addresses": "127.0.0.1:1", "decode_addresses": "127.0.0.1:2,127.0.0.1:3"}
 
@@ -27,7 +28,7 @@ def test_a_router_serves_when_it_says_so_and_ends_well_when_told() -> None:
                 for service in ("", "pdkv.v1.Router"):
                     reply = await check(health_pb2.HealthCheckRequest(service=service))
                     assert reply.status == health_pb2.HealthCheckResponse.SERVING
-            directory = GrpcDirectory(insecure=True)
+            directory = GrpcDirectory(PlainText())
             status = await directory.router(node.address).status()
             assert status.prefill == {"127.0.0.1:1": "up"}
             assert status.decode == {"127.0.0.1:2": "up", "127.0.0.1:3": "up"}
@@ -35,8 +36,8 @@ def test_a_router_serves_when_it_says_so_and_ends_well_when_told() -> None:
             os.kill(node.pid, signal.SIGTERM)
             assert await node.wait() == 0
             lines = node.log.read_text().splitlines()
-            assert [line.split(": ")[1].split()[0] for line in lines] == ["serving", "told", "ended"], lines
-            assert f"role=router name=r0 address={node.address}" in lines[0]
+            assert [line.split(": ")[1].split()[0] for line in lines] == ["plain", "serving", "told", "ended"], lines
+            assert f"role=router name=r0 address={node.address}" in lines[1]
 
     asyncio.run(body())
 

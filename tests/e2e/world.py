@@ -20,6 +20,7 @@ from pdkv.ids import RequestId, UInt32Array
 from pdkv.node.messages import GenerateDone, GenerateRequest, NodeStatus, Sampling
 from pdkv.node.ports import DecodeService
 from pdkv.rpc.client import GrpcDirectory
+from pdkv.rpc.security import PlainText
 from tests.waiting import DEADLINE_S
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class World:
         return self._runner.run(asyncio.wait_for(body, 4 * DEADLINE_S))
 
     async def open(self) -> None:
-        self.nodes = GrpcDirectory(insecure=True)
+        self.nodes = GrpcDirectory(PlainText())
         await self._fleet.__aenter__()
         address = free_address()
         self.prefill, self.decode = await asyncio.gather(

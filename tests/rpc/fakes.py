@@ -17,6 +17,7 @@ from pdkv.node.messages import (
     RouterStatus,
 )
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
+from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint
 from tests.rpc import samples
@@ -126,9 +127,9 @@ class FakeRouter(FakeDecode):
 async def serving(
     prefill: FakePrefill | None = None, decode: FakeDecode | None = None, router: FakeRouter | None = None
 ) -> AsyncIterator[tuple[GrpcServer, GrpcDirectory]]:
-    server = GrpcServer(Endpoint("127.0.0.1:0"), Services(prefill, decode, router), insecure=True)
+    server = GrpcServer(Endpoint("127.0.0.1:0"), Services(prefill, decode, router), PlainText())
     await server.start()
-    directory = GrpcDirectory(insecure=True, settings=ClientSettings(LIMIT_S, LIMIT_S))
+    directory = GrpcDirectory(PlainText(), ClientSettings(LIMIT_S, LIMIT_S))
     try:
         yield server, directory
     finally:

@@ -21,6 +21,7 @@ from pdkv.node.messages import Accepted, Token
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
 from pdkv.rpc.convert import prefill
 from pdkv.rpc.errors import KINDS
+from pdkv.rpc.security import PlainText
 from tests.rpc import samples
 from tests.rpc.fakes import FakeDecode, FakePrefill, FakeRouter, Stream, collect, failure, run, serving, soon
 from tests.rpc.test_errors import example
@@ -135,7 +136,7 @@ def test_a_node_that_is_not_there_is_lost() -> None:
     async def body() -> None:
         async with serving(FakePrefill()) as (server, _):
             address = server.address
-        directory = GrpcDirectory(insecure=True, settings=ClientSettings(connect_timeout_s=0.2))
+        directory = GrpcDirectory(PlainText(), ClientSettings(connect_timeout_s=0.2))
         peer = directory.peer(address)
         with pytest.raises(PeerLost, match=r"could not be reached within 0\.2 s") as caught:
             await peer.connect(samples.intro())
@@ -154,7 +155,7 @@ def test_a_connection_that_breaks_is_a_lost_peer() -> None:
 
         async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener:
             host, port = listener.sockets[0].getsockname()
-            directory = GrpcDirectory(insecure=True)
+            directory = GrpcDirectory(PlainText())
             _, error = await failure(directory.peer(f"{host}:{port}").prefill(samples.prefill_request()))
             assert isinstance(error, PeerLost)
             await directory.close()
@@ -191,10 +192,11 @@ def test_closing_the_directory_ends_calls_without_cancelling_their_callers() -> 
 
 def test_one_channel_an_address() -> None:
     async def body() -> None:
-        directory = GrpcDirectory(insecure=True)
+        directory = GrpcDirectory(PlainText())
         one, two, other = directory.peer("h:1"), directory.decode("h:1"), directory.peer("h:2")
-        assert one._channel is two._channel
-        assert one._channel is not other._channel
+        first, same, second = (client._channels.to(client.address) for client in (one, two, other))
+        assert first is same
+        assert first is not second
         await directory.close()
 
     run(body)
@@ -203,12 +205,7 @@ def test_one_channel_an_address() -> None:
 @pytest.mark.parametrize("address", ["unix:/run/x", "h", ""])
 def test_only_host_and_port_are_dialled(address: str) -> None:
     with pytest.raises(ConfigError, match="host:port"):
-        GrpcDirectory(insecure=True).peer(address)
-
-
-def test_nothing_is_dialled_in_plain_text_unasked() -> None:
-    with pytest.raises(ConfigError, match="insecure"):
-        GrpcDirectory().peer("h:1")
+        GrpcDirectory(PlainText()).peer(address)
 
 
 def test_a_request_too_large_is_refused_before_it_is_sent() -> None:

@@ -16,6 +16,7 @@ from pdkv.node.prefill import PrefillNode, PrefillSettings
 from pdkv.node.rank import Rank
 from pdkv.node.ranks import Entry, Joining, Op
 from pdkv.rpc.client import GrpcDirectory
+from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint
 from pdkv.transfer.backends.loopback import LoopbackNet
@@ -29,9 +30,9 @@ def test_a_group_over_grpc_answers_as_one_process() -> None:
         net = LoopbackNet()
         prefill = PrefillNode(make_parts("p0", FACTS, net), PrefillSettings(chunk_tokens=CHUNK))
         rank = Rank(make_parts("d1", FACTS, net))
-        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(rank=rank), insecure=True)
+        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(rank=rank), PlainText())
         address = await server.start()
-        directory = GrpcDirectory(insecure=True)
+        directory = GrpcDirectory(PlainText())
         async with asyncio.timeout(LIMIT_S):
             parts, group = await lead(make_parts("d0", FACTS, net), [directory.rank(address)])
             nodes = OneByOne({"p0": prefill})
@@ -56,8 +57,8 @@ def test_a_group_over_grpc_answers_as_one_process() -> None:
 def test_a_rank_hears_only_its_leader() -> None:
     async def main() -> None:
         rank, other = (Rank(make_parts(name, FACTS, LoopbackNet())) for name in ("d1", "d2"))
-        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(rank=rank), insecure=True)
-        directory = GrpcDirectory(insecure=True)
+        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(rank=rank), PlainText())
+        directory = GrpcDirectory(PlainText())
         address = await server.start()
         first, second = directory.rank(address), directory.rank(address)
         own, stranger = (Joining(parts.name, parts.contract, 64) for parts in (rank.parts, other.parts))
@@ -91,8 +92,8 @@ def test_a_rank_hears_only_its_leader() -> None:
 def test_another_contract_is_refused_with_both_values() -> None:
     async def main() -> None:
         rank = Rank(make_parts("d1", FACTS, LoopbackNet()))
-        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(rank=rank), insecure=True)
-        directory = GrpcDirectory(insecure=True)
+        server = GrpcServer(Endpoint("127.0.0.1:0"), Services(rank=rank), PlainText())
+        directory = GrpcDirectory(PlainText())
         contract = rank.parts.contract
         port = directory.rank(await server.start())
         wrong = type(contract).from_dict({**contract.to_dict(), "weights_id": "other"})

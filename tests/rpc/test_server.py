@@ -16,6 +16,7 @@ from pdkv.errors import BoundsError, ConfigError, ContractMismatch
 from pdkv.rpc.convert.checks import MAX_MESSAGE_BYTES
 from pdkv.rpc.convert.prefill import prefill_event_from_pb, prefill_request_to_pb
 from pdkv.rpc.errors import error_from
+from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint
 from pdkv.v1 import prefill_pb2, prefill_pb2_grpc
@@ -206,11 +207,9 @@ def test_a_client_that_goes_away_ends_the_stream() -> None:
     run(body)
 
 
-def test_a_wildcard_is_never_advertised_and_plain_text_never_assumed() -> None:
+def test_a_wildcard_is_never_advertised() -> None:
     async def body() -> None:
         with pytest.raises(ConfigError, match="advertise"):
-            GrpcServer(Endpoint("0.0.0.0:0"), Services(), insecure=True)
-        with pytest.raises(ConfigError, match="insecure"):
-            GrpcServer(Endpoint("127.0.0.1:0"), Services())
+            GrpcServer(Endpoint("0.0.0.0:0"), Services(), PlainText())
 
     run(body)

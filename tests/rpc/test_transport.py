@@ -1,9 +1,10 @@
-"""Addresses, and plain text only by name."""
+"""Addresses and ports."""
 
 import pytest
 
 from pdkv.errors import ConfigError
-from pdkv.rpc.transport import Endpoint, advertised, make_server, open_channel, open_port, require_address
+from pdkv.rpc.security import Gate, PlainText
+from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port, require_address
 from tests.rpc.fakes import run
 
 
@@ -30,24 +31,13 @@ def test_advertised_is_what_others_can_reach() -> None:
             advertised(endpoint, 41)
 
 
-def test_plain_text_only_when_told_so_by_name() -> None:
-    async def body() -> None:
-        with pytest.raises(ConfigError, match="insecure"):
-            open_channel("127.0.0.1:1", insecure=False)
-        server = make_server([])
-        with pytest.raises(ConfigError, match="insecure"):
-            open_port(server, "127.0.0.1:0", insecure=False)
-
-    run(body)
-
-
 def test_a_port_that_is_taken_is_refused_by_name() -> None:
     async def body() -> None:
-        first, second = make_server([]), make_server([])
-        port = open_port(first, "127.0.0.1:0", insecure=True)
+        first, second = (make_server([], Gate(), PlainText()) for _ in range(2))
+        port = open_port(first, "127.0.0.1:0", PlainText())
         assert port > 0
         with pytest.raises(ConfigError, match=f"bind: '127.0.0.1:{port}'"):
-            open_port(second, f"127.0.0.1:{port}", insecure=True)
+            open_port(second, f"127.0.0.1:{port}", PlainText())
         await first.stop(0)
         await second.stop(0)
 
