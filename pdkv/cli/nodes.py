@@ -26,7 +26,11 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
         parts = build_parts(config)
         try:
             settings = PrefillSettings(
-                config.chunk_tokens, config.lease_ttl_s, config.max_batched_tokens, config.scores_bytes
+                config.chunk_tokens,
+                config.lease_ttl_s,
+                config.max_batched_tokens,
+                config.scores_bytes,
+                config.leases_per_peer,
             )
             node = PrefillNode(parts, settings)
             server = GrpcServer(_endpoint(config), Services(prefill=node), config.security(), config.gate())

@@ -2,7 +2,7 @@
 
 Guarantees: a lease ends once, by its owner's release or by expiry, and a late renewal revives nothing; only the owner
 that it was granted to (a node in one of its lives) can renew or release it; a renewed lease at the head delays nobody
-else's expiry. Time is an argument, in seconds of one monotonic clock of this node; a peer's clock never comes in.
+else's expiry; no node has more than its share, whatever its lives. Time is an argument, in seconds of one monotonic clock of this node; a peer's clock never comes in.
 
 A lease is liveness only: what makes a late read harmless is the page's generation.
 """
@@ -10,10 +10,11 @@ A lease is liveness only: what makes a late read harmless is the page's generati
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
-from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired
-from pdkv.ids import LeaseId, PeerName
+from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired, LimitReached
+from pdkv.ids import LeaseId, NodeId, PeerName
 from pdkv.kvcache.keyed_heap import KeyedHeap
 
 
@@ -29,7 +30,10 @@ class Lease:
 class LeaseTable:
     """All leases that this node has granted and that live. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_node: int | None = None) -> None:
+        """`per_node`: most leases of one node at once; None: as many as it asks for."""
+        self._per_node = per_node
+        self._held: Counter[NodeId] = Counter()
         self._leases: dict[LeaseId, Lease] = {}
         self._by_expiry: KeyedHeap[LeaseId, float] = KeyedHeap()
 
@@ -46,12 +50,21 @@ class LeaseTable:
         return None if first is None else self._leases[first].expires_s
 
     def grant(self, lease_id: LeaseId, owner: PeerName, ttl_s: float, now_s: float) -> Lease:
-        """Raises `DuplicateRequest` if the id is in use, `BoundsError` on a ttl that is no positive number."""
+        """Raises `DuplicateRequest` if the id is in use, `LimitReached` if the owner's node has all that it may have,
+        `BoundsError` on a ttl that is no positive number."""
         if not (ttl_s > 0 and math.isfinite(ttl_s)):
             raise BoundsError("lease ttl, seconds", ttl_s, "a positive number")
         if lease_id in self._leases:
             raise DuplicateRequest(f"lease {lease_id} is already granted", lease=lease_id)
+        self.require_room(owner)
+        self._held[owner.node] += 1
         return self._keep(Lease(lease_id, owner, ttl_s, now_s + ttl_s))
+
+    def require_room(self, owner: PeerName) -> None:
+        """Raises `LimitReached` unless the owner's node may have another one."""
+        if self._per_node is not None and self._held[owner.node] >= self._per_node:
+            words = f"{owner.node} holds {self._held[owner.node]} leases; one node may hold {self._per_node}"
+            raise LimitReached(words, peer=owner, leases_per_peer=self._per_node)
 
     def renew(self, lease_id: LeaseId, owner: PeerName, now_s: float) -> Lease:
         """Its whole ttl again from now. Raises `LeaseExpired` if it is unknown, over, or another owner's."""
@@ -83,4 +96,7 @@ class LeaseTable:
 
     def _forget(self, lease: Lease) -> None:
         del self._leases[lease.lease_id]
+        self._held[lease.owner.node] -= 1
+        if not self._held[lease.owner.node]:
+            del self._held[lease.owner.node]
         self._by_expiry.discard(lease.lease_id)

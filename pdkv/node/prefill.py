@@ -52,6 +52,8 @@ class PrefillSettings:
     """Most tokens of one engine step; None: a chunk."""
     scores_bytes: int | None = None
     """Most memory of one step's index scores; None: no limit."""
+    leases_per_peer: int | None = None
+    """Most leases of one decode node at once; None: as many as it asks for."""
 
 
 class PrefillNode:
@@ -72,7 +74,7 @@ class PrefillNode:
         )
         log.info("workspace beside the pages: %s", self.workspace.plan())
         self.peers = PeerBook(parts)
-        self.leases = LeaseTable()
+        self.leases = LeaseTable(settings.leases_per_peer)
         self.draining = False
         self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
         self._tasks: dict[LeaseId, asyncio.Task[object]] = {}
@@ -167,6 +169,7 @@ class PrefillNode:
 
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
         """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
+        self.leases.require_room(request.envelope.sender)
         manager = self.parts.manager
         reservation = manager.reserve(
             prompt.hashes,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired
+from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired, LimitReached
 from pdkv.ids import Incarnation, LeaseId, NodeId, PeerName
 from pdkv.kvcache.lease import LeaseTable
 
@@ -47,6 +47,21 @@ def test_release_is_idempotent() -> None:
     assert not table.release(A, OWNER)
     assert table.expire(1000) == []
     assert len(table) == 0
+
+
+def test_a_node_has_no_more_than_its_share_whatever_its_lives() -> None:
+    table, other = LeaseTable(per_node=2), PeerName(NodeId("decode-1"), Incarnation("a" * 32))
+    table.grant(A, OWNER, 30, 0)
+    table.grant(B, REBORN, 30, 1)
+    with pytest.raises(LimitReached, match="decode-0 holds 2 leases; one node may hold 2"):
+        table.grant(LeaseId("c"), OWNER, 30, 2)
+    assert LeaseId("c") not in table
+    table.grant(LeaseId("d"), other, 30, 2)
+    table.renew(A, OWNER, 2)
+    assert table.release(B, REBORN)
+    table.require_room(OWNER)
+    assert len(table.expire(40)) == 2
+    assert not table._held
 
 
 def test_another_life_of_the_owner_has_no_say() -> None:

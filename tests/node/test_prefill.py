@@ -19,6 +19,7 @@ from pdkv.errors import (
     Draining,
     DuplicateRequest,
     LeaseExpired,
+    LimitReached,
     NeverFits,
     WrongIncarnation,
 )
@@ -347,6 +348,24 @@ def test_no_room_now_is_said_and_leaves_nothing() -> None:
         await recovered(pair)
 
     run(scenario, make_pair())
+
+
+def test_a_node_that_holds_all_the_leases_that_it_may_is_told_so_and_gets_on_after_a_release() -> None:
+    async def scenario(pair: Pair) -> None:
+        await met(pair)
+        accepted, _, _ = await asked_once(pair, request(70, name="first"))
+        with pytest.raises(LimitReached, match="d0 holds 1 leases; one node may hold 1"):
+            await said(pair.prefill.prefill(prefill_request(pair, request(70, seed=1, name="second"))))
+        await pair.prefill.release_lease(
+            LeaseCall(pair.decode.parts.envelope(pair.prefill.parts.name), accepted.lease_id)
+        )
+        await recovered(pair)
+
+    pair = make_pair()
+    pair.prefill = pair.directory.peers["p0"] = PrefillNode(
+        pair.prefill.parts, PrefillSettings(CHUNK, leases_per_peer=1)
+    )
+    run(scenario, pair)
 
 
 def test_a_chunk_is_whole_pages() -> None:
