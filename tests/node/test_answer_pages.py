@@ -163,7 +163,7 @@ def test_a_request_that_gave_way_leaves_its_answer_too(policy: PreemptPolicy, fa
 @pytest.mark.parametrize("kpool", [2, 4])
 def test_with_a_pooled_index_the_page_has_all_of_its_windows(kpool: int, drafts: int) -> None:
     pooling = Pooling(kpool, rollback=4 if drafts else 0)
-    facts = {"speculation": "oracle", "draft_tokens": drafts, "rollback_tokens": drafts} if drafts else {}
+    facts: dict[str, Any] = {**ORACLE, "draft_tokens": drafts, "rollback_tokens": drafts} if drafts else {}
 
     async def scenario(pair: Pair) -> None:
         for length in (pooling.page - 21, pooling.page - 1, pooling.page):
