@@ -123,6 +123,17 @@ class NotAuthorised(PdkvError):
     status = "PERMISSION_DENIED"
 
 
+class AddressRefused(PdkvError):
+    """A request names a prefill node that this decode node wasn't told of: names the address and what is allowed."""
+
+    status = "PERMISSION_DENIED"
+
+    def __init__(self, address: str, allowed: Sequence[str]) -> None:
+        ways = ", ".join(allowed) or "none"
+        words = f"{address} may not be dialled from here; allowed: {ways} (prefill_addresses and prefill_allow)"
+        super().__init__(words, prefill_address=address, allowed=ways)
+
+
 # --- capacity ---------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +160,10 @@ class PeerLost(PdkvError):
     """The peer's process or its connection is gone."""
 
     status = "UNAVAILABLE"
+
+
+class NotAPrefillNode(PeerLost):
+    """Something answers at the address, and it is no prefill node."""
 
 
 class TlsRefused(PeerLost):

@@ -62,19 +62,16 @@ async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> Asy
         await settle(task)
 
 
-_carried: set[asyncio.Task[Any]] = set()
+_begun: set[asyncio.Task[Any]] = set()
 
 
-async def carried_through(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns or raises. It goes on to its own end if the caller is cancelled, who is not held up by it."""
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """It goes on to its own end, whoever waits for it and gives up waiting; wait with `asyncio.shield`."""
     task = asyncio.create_task(work)
-    _carried.add(task)
-    task.add_done_callback(_carried.discard)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(_heard)
-        raise
+    _begun.add(task)
+    task.add_done_callback(_begun.discard)
+    task.add_done_callback(_heard)
+    return task
 
 
 def _heard(future: asyncio.Future[Any], *, told: bool = False) -> None:

@@ -1,16 +1,22 @@
 """Connections of a decode node to prefill nodes, by address.
 
-Guarantees: an address is dialled once however many requests wait for it, and an attempt that failed has failed for all
-of them; a link that failed is dialled anew by the next request: the node behind the address may be in another life.
+Guarantees: only addresses that this node was told of are dialled, whoever names them; an address is dialled once
+however many requests wait for it, and an attempt that failed has failed for all of them; a link whose peer isn't READY
+is never handed out: the next request, or the keeper's probe, dials the address anew, so the node behind it may be in
+another life; nothing is kept of an address whose peer was forgotten or never got in.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from pdkv.errors import ContractMismatch, Difference, PdkvError
+from pdkv.errors import AddressRefused, ContractMismatch, Difference, NotAPrefillNode, PdkvError, RemoteError
+from pdkv.ids import PeerName
 from pdkv.node.base import NodeParts
+from pdkv.node.flow import begin
 from pdkv.node.messages import NodeIntro
 from pdkv.node.peers import PeerBook, PeerState
 from pdkv.node.ports import PrefillDirectory, PrefillPeer
@@ -25,56 +31,88 @@ class Link:
     intro: NodeIntro
 
 
-@dataclass(slots=True)
-class _Dial:
-    """An attempt to connect to an address, and those who wait for how it ends."""
-
-    lock: asyncio.Lock
-    waiting: int = 0
-    error: PdkvError | None = None
-    """It failed: so it has for everybody who waited, instead of one wait after the other."""
-
-
 class Links:
     """Prefill nodes by address."""
 
-    def __init__(self, parts: NodeParts, peers: PeerBook, directory: PrefillDirectory) -> None:
+    def __init__(
+        self, parts: NodeParts, peers: PeerBook, directory: PrefillDirectory, allowed: Sequence[str] = ("*",)
+    ) -> None:
+        """`allowed`: patterns of addresses that may be dialled, as `fnmatch` reads them."""
         self._parts = parts
         self._peers = peers
         self._directory = directory
+        self._allowed = tuple(allowed)
         self._links: dict[str, Link] = {}
-        self._dialling: dict[str, _Dial] = {}
-        """Only of addresses that somebody is dialling now: they come from whoever sends a request."""
+        self._dialling: dict[str, asyncio.Task[Link]] = {}
+        """Only of addresses that are dialled now: they come from whoever sends a request."""
+        peers.gone = self._gone
 
     async def of(self, address: str) -> Link:
-        """Connect to the prefill node at `address`, unless that is done. Raises `ContractMismatch`, `PeerLost`."""
-        dial = self._dialling.setdefault(address, _Dial(asyncio.Lock()))
-        dial.waiting += 1
-        try:
-            async with dial.lock:
-                if link := self._links.get(address):
-                    return link
-                if dial.error is not None:
-                    raise dial.error
-                try:
-                    link = self._links[address] = await self._dial(address)
-                except PdkvError as error:
-                    dial.error = error
-                    raise
-                return link
-        finally:
-            dial.waiting -= 1
-            if not dial.waiting:
-                del self._dialling[address]
+        """Connect to the prefill node at `address`, unless that is done.
 
-    def forget(self, link: Link) -> None:
-        """The next request to this address connects again; a new incarnation is added beside the old."""
+        Raises `AddressRefused` for one that isn't allowed, `NotAPrefillNode`, `PeerLost`, `ContractMismatch`, and what
+        `PeerBook.admit` raises.
+        """
+        link = self._links.get(address)
+        if link is not None and self._ready(link):
+            return link
+        if address not in self._dialling:
+            if not any(fnmatchcase(address, pattern) for pattern in self._allowed):
+                raise AddressRefused(address, self._allowed)
+            task = self._dialling[address] = begin(self._dial(address))
+            task.add_done_callback(lambda _: self._dialling.pop(address))
+        return await asyncio.shield(self._dialling[address])
+
+    def forget(self, link: Link, why: PdkvError | None = None) -> None:
+        """It failed: `why`. The next request to this address connects again; what came later than that stays."""
         if self._links.get(link.address) is link:
-            del self._links[link.address]
-            self._peers.mark(link.intro.name, PeerState.SUSPECT)
+            self._peers.mark(link.intro.name, PeerState.SUSPECT, f"{why.kind}: {why}" if why else "")
+
+    def next_of(self, addresses: Sequence[str], turn: int) -> str:
+        """The one whose turn it is of those that didn't fail; of all, if each did."""
+        good = [a for a in addresses if a not in self._links or self._ready(self._links[a])] or addresses
+        return good[turn % len(good)]
+
+    async def probe(self, name: PeerName) -> None:
+        """Half-open, for the keeper: a call and a read; both ways have to be good. The book says how it went."""
+        link = next((link for link in self._links.values() if link.intro.name == name), None)
+        if link is None:
+            # Another life answers at its address, so only its memory is left to ask.
+            return await self._peers.prove(name)
+        try:
+            if not self._ready(link):
+                await self.of(link.address)
+                return
+            intro = await self._met(link.peer)
+            if intro.name == name:
+                await self._peers.prove(name)
+            else:
+                self._links[link.address] = Link(link.address, link.peer, intro)
+        except PdkvError as error:
+            self._peers.failed(name, error)
+            raise
+
+    def _ready(self, link: Link) -> bool:
+        peer = self._peers.get(link.intro.name)
+        return peer is not None and peer.state is PeerState.READY
 
     async def _dial(self, address: str) -> Link:
-        peer = self._directory.peer(address)
+        # Over a connection of its own: an old one may be waiting to be tried again, or lead to who was there before.
+        self._directory.drop(address)
+        try:
+            peer = self._directory.peer(address)
+            link = self._links[address] = Link(address, peer, await self._met(peer))
+        except RemoteError as error:
+            if error.fields.get("code") != "UNIMPLEMENTED":
+                raise
+            raise NotAPrefillNode(f"{address} is no prefill node: {error}", address=address) from error
+        finally:
+            if address not in self._links:
+                self._directory.drop(address)
+        return link
+
+    async def _met(self, peer: PrefillPeer) -> NodeIntro:
+        """Introductions both ways; in whatever life the node is, it is in the book afterwards."""
         try:
             intro = await peer.connect(self._parts.intro())
         except ContractMismatch as error:
@@ -82,4 +120,9 @@ class Links:
             turned = [Difference(d.field, d.theirs, d.mine, d.rule) for d in error.differences]
             raise ContractMismatch(turned) from error
         await self._peers.admit(intro)
-        return Link(address, peer, intro)
+        return intro
+
+    def _gone(self, name: PeerName) -> None:
+        for link in [link for link in self._links.values() if link.intro.name == name]:
+            del self._links[link.address]
+            self._directory.drop(link.address)

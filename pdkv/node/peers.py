@@ -23,7 +23,7 @@ from pdkv.contract import require_compatible, require_equal_shards
 from pdkv.errors import ContractMismatch, Difference, PdkvError, PeerLost, ProtocolError, WrongIncarnation
 from pdkv.ids import PeerName
 from pdkv.node.base import NodeParts
-from pdkv.node.flow import carried_through, together
+from pdkv.node.flow import begin, together
 from pdkv.node.messages import Envelope, NodeIntro, NodeStatus, PeerStatus
 
 _NAMED = 4
@@ -77,8 +77,10 @@ class PeerBook:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By node id; a lock lives while somebody holds it or waits for it."""
         self.now = now
-        self.changed = asyncio.Event()
-        """Set whenever a peer came into another state; who waits for it clears it."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a peer has come into another state."""
+        self.gone: Callable[[PeerName], None] = lambda name: None
+        """Called when nothing of a peer is left."""
         self._broken = False
 
     def __iter__(self) -> Iterator[Peer]:
@@ -108,14 +110,14 @@ class PeerBook:
         checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
         if checksum != intro.metadata_checksum:
             raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)
-        await carried_through(self._admit(intro))
+        await asyncio.shield(begin(self._admit(intro)))
 
     async def prove(self, name: PeerName) -> None:
         """Read from the peer: READY if that ends well, else it is SUSPECT, and the error is raised.
 
         Raises `WrongIncarnation` for a peer that isn't there, and what `Transfer.probe` and `add_peer` raise.
         """
-        await carried_through(self._probe(name))
+        await asyncio.shield(begin(self._probe(name)))
 
     async def _admit(self, intro: NodeIntro) -> None:
         async with self._alone_with(intro.name):
@@ -203,7 +205,7 @@ class PeerBook:
             )
 
     def mark(self, name: PeerName, state: PeerState, why: str = "") -> None:
-        """READY after a request that went well, SUSPECT after a call or read that failed: `why`.
+        """READY after a request that went well, SUSPECT after a call or read that failed, LOST after long; `why`.
 
         Nothing happens for a peer that isn't in the book any more; one that is LOST doesn't get SUSPECT again.
         """
@@ -228,7 +230,7 @@ class PeerBook:
             peer.failures, peer.heard_s = 0, now_s
         if state is not peer.state:
             peer.state, peer.since_s = state, now_s
-            self.changed.set()
+            self.changed()
         self._speak()
 
     def _speak(self) -> None:
@@ -265,7 +267,7 @@ class PeerBook:
         # The same life may have come back meanwhile, with an entry of its own.
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
-            self.changed.set()
+            self.gone(peer.name)
 
     def _known(self, name: PeerName) -> Peer:
         peer = self.get(name)

@@ -140,6 +140,9 @@ class PrefillDirectory(Protocol):
     """Turns an address into a peer; the connection is made on first use."""
 
     def peer(self, address: str) -> PrefillPeer: ...
+    def drop(self, address: str) -> None:
+        """The next call to this address connects anew; those that run go on."""
+        ...
 
 
 class DecodeService(Protocol):

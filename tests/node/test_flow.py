@@ -11,7 +11,7 @@ from contextlib import aclosing
 import pytest
 
 from pdkv.errors import BoundsError, DeadlineExceeded, PeerLost, RequestCancelled
-from pdkv.node.flow import Idle, Worker, deadline, settle, streamed, together
+from pdkv.node.flow import Idle, Worker, begin, deadline, settle, streamed, together
 from tests.node.scene import Gate, turns, until
 
 Body = Callable[[Callable[[int], None]], Awaitable[None]]
@@ -30,6 +30,50 @@ def go(scenario: Callable[[], Awaitable[None]]) -> None:
 
 async def for_ever() -> None:
     await asyncio.Event().wait()
+
+
+# --- begin ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_begun_goes_on_when_its_caller_is_cancelled() -> None:
+    async def scenario() -> None:
+        gate, done = asyncio.Event(), list[str]()
+
+        async def work() -> str:
+            await gate.wait()
+            done.append("done")
+            return "what it came to"
+
+        task = begin(work())
+
+        async def waits() -> str:
+            return await asyncio.shield(task)
+
+        first, second = asyncio.create_task(waits()), asyncio.create_task(waits())
+        await turns(3)
+        first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        gate.set()
+        assert await second == "what it came to"
+        assert done == ["done"]
+
+    go(scenario)
+
+
+@pytest.mark.parametrize(("error", "lines"), [(PeerLost("gone"), 0), (RuntimeError("bug"), 1)])
+def test_what_was_begun_and_fails_unheard_is_logged_if_it_is_a_bug(
+    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async def work() -> None:
+            raise error
+
+        begin(work())
+        await turns(3)
+
+    go(scenario)
+    assert len(caplog.records) == lines
 
 
 # --- settle -----------------------------------------------------------------------------------------------------------

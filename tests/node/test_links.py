@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from pdkv.errors import ContractMismatch, PeerLost, WrongIncarnation
+from pdkv.errors import (
+    AddressRefused,
+    ContractMismatch,
+    NotAPrefillNode,
+    PdkvError,
+    PeerLost,
+    RemoteError,
+    WrongIncarnation,
+)
+from pdkv.node.links import Links
 from pdkv.node.messages import NodeIntro, PrefillEvent, PrefillRequest
 from pdkv.node.peers import PeerState
 from tests.node.scene import Meddler, alone, answers, recovered, request, rested, run, turns, until
@@ -116,13 +125,178 @@ def test_all_who_wait_for_a_connection_hear_at_once_that_it_failed() -> None:
         peer.connect = peer._connect  # type: ignore[method-assign]
         asking = [asyncio.create_task(answers(pair.decode.generate(request(100, name=f"r{i}")))) for i in range(5)]
         await turns()
-        asking[0].cancel()  # whoever dials may go: the next one dials
-        await until(lambda: len(dialled) == 2)
-        dialled[1].set_exception(PeerLost("nobody there"))
+        asking[0].cancel()  # whoever asked first may go: the others still wait for the same attempt
+        await turns()
+        dialled[0].set_exception(PeerLost("nobody there"))
         await asyncio.wait(asking)
         assert [str(task.exception()) for task in asking[1:]] == ["nobody there"] * 4
-        assert len(dialled) == 2
+        assert len(dialled) == 1
         pair.directory.peers["p0"] = pair.prefill
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_an_attempt_that_nobody_waits_for_any_more_comes_to_its_end() -> None:
+    async def scenario(pair: Pair) -> None:
+        held, peer = asyncio.Event(), Meddler(pair, lambda event: [event])
+        connect = pair.prefill.connect
+
+        async def slow(intro: NodeIntro) -> NodeIntro:
+            await held.wait()
+            return await connect(intro)
+
+        peer.connect = slow  # type: ignore[method-assign]
+        pair.directory.peers["p0"] = peer
+        asking = asyncio.create_task(pair.decode.connect("p0"))
+        await turns()
+        asking.cancel()
+        await asyncio.wait([asking])
+        held.set()
+        await until(lambda: list(pair.decode.peers.states.values()) == [PeerState.READY])
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+# --- which addresses --------------------------------------------------------------------------------------------------
+
+
+def links_of(pair: Pair, *allowed: str) -> Links:
+    return Links(pair.decode.parts, pair.decode.peers, pair.directory, allowed)
+
+
+def test_only_addresses_that_the_node_was_told_of_are_dialled() -> None:
+    async def scenario(pair: Pair) -> None:
+        dialled: list[str] = []
+        peer = pair.directory.peer
+        pair.directory.peer = lambda address: (dialled.append(address), peer(address))[1]  # type: ignore[method-assign]
+        for address in ("10.1.0.7:7000", "p0.pool", "pool:7000"):
+            pair.directory.peers[address] = pair.prefill
+        links = links_of(pair, "10.1.*:7000", "p?.pool")
+        for address in ("10.2.0.7:7000", "10.1.0.7:7001", "p10.pool", "pool:7000"):
+            with pytest.raises(
+                AddressRefused, match=f"{address} may not be dialled from here; allowed: 10.1"
+            ) as refused:
+                await links.of(address)
+            assert refused.value.status == "PERMISSION_DENIED"
+        with pytest.raises(AddressRefused, match="allowed: none"):
+            await links_of(pair).of("p0.pool")
+        assert dialled == []
+        assert (await links.of("10.1.0.7:7000")).intro == (await links.of("p0.pool")).intro
+        assert dialled == ["10.1.0.7:7000", "p0.pool"]
+
+    run(scenario, make_pair())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RemoteError("Method not found!", code="UNIMPLEMENTED", address="p0"), NotAPrefillNode),
+        (RemoteError("who knows", code="UNKNOWN", address="p0"), RemoteError),
+    ],
+)
+def test_who_has_no_such_service_is_named_as_no_prefill_node(error: RemoteError, kind: type[Exception]) -> None:
+    async def scenario(pair: Pair) -> None:
+        peer = Meddler(pair, lambda event: [event])
+
+        async def refuse(intro: NodeIntro) -> NodeIntro:
+            raise error
+
+        peer.connect = refuse  # type: ignore[method-assign]
+        pair.directory.peers["p0"] = peer
+        with pytest.raises(PdkvError) as raised:
+            await pair.decode.connect("p0")
+        assert type(raised.value) is kind
+        assert raised.value.fields["address"] == "p0"
+
+    run(scenario, make_pair())
+
+
+def test_those_that_failed_are_passed_over_while_another_is_left() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.directory.peers["p1"] = pair.prefill
+        links = links_of(pair, "*")
+        link = await links.of("p0")
+        assert [links.next_of(("p0", "p1"), turn) for turn in range(4)] == ["p0", "p1", "p0", "p1"]
+        links.forget(link)
+        assert [links.next_of(("p0", "p1"), turn) for turn in range(4)] == ["p1"] * 4
+        assert [links.next_of(("p0",), turn) for turn in range(2)] == ["p0"] * 2
+
+    run(scenario, make_pair())
+
+
+# --- the keeper's probes ----------------------------------------------------------------------------------------------
+
+
+def test_a_probe_finds_the_new_life_behind_an_address_before_any_request_does() -> None:
+    async def scenario(pair: Pair) -> None:
+        old = (await pair.decode.connect("p0")).name
+        pair.restart_prefill()
+        await pair.decode.links.probe(old)
+        new = pair.prefill.parts.name
+        await until(lambda: pair.decode.peers.states == {new: PeerState.READY})
+        assert (await pair.decode.links.of("p0")).intro.name == new
+        assert list(pair.prefill.peers.states.values()) == [PeerState.READY]
+
+    run(scenario, make_pair())
+
+
+def test_a_probe_wants_the_call_and_the_read() -> None:
+    async def scenario(pair: Pair) -> None:
+        name, links = (await pair.decode.connect("p0")).name, pair.decode.links
+        calls, reads = Meddler(pair, lambda event: [event]), pair.net
+
+        async def deaf(intro: NodeIntro) -> NodeIntro:
+            raise PeerLost("no answer")
+
+        async def state_after_a_probe() -> str:
+            await asyncio.gather(links.probe(name), return_exceptions=True)
+            return pair.decode.status().peers[str(name)].state
+
+        assert await state_after_a_probe() == "READY"
+        calls.connect = deaf  # type: ignore[method-assign]
+        pair.directory.peers["p0"] = calls
+        assert await state_after_a_probe() == "SUSPECT"
+        pair.directory.peers["p0"] = pair.prefill
+        assert await state_after_a_probe() == "READY"
+        reads.kill(name)
+        assert await state_after_a_probe() == "SUSPECT"
+        assert await state_after_a_probe() == "SUSPECT"
+        reads._agents.add(str(name))
+        assert await state_after_a_probe() == "READY"
+
+    run(scenario, make_pair())
+
+
+def test_what_failed_over_an_old_link_says_nothing_of_the_new_one() -> None:
+    async def scenario(pair: Pair) -> None:
+        links = pair.decode.links
+        old = await links.of("p0")
+        links.forget(old, PeerLost("the stream broke"))
+        (seen,) = pair.decode.status().peers.values()
+        assert (seen.state, seen.error) == ("SUSPECT", "PeerLost: the stream broke")
+        new = await links.of("p0")
+        links.forget(old, PeerLost("a late one"))
+        assert await links.of("p0") is new
+        links.forget(new)
+        assert await links.of("p0") is not new
+
+    run(scenario, make_pair())
+
+
+def test_the_link_of_a_forgotten_peer_goes_with_its_connection() -> None:
+    async def scenario(pair: Pair) -> None:
+        peers, links = pair.decode.peers, pair.decode.links
+        name = (await pair.decode.connect("p0")).name
+        pair.net.kill(name)
+        await asyncio.gather(links.probe(name), return_exceptions=True)
+        assert list(links._links) == ["p0"], "it may come back"
+        del pair.directory.dropped[:]
+        peers.dismiss(peers.get(name), "forgotten")  # type: ignore[arg-type]
+        await until(lambda: not peers.states)
+        assert (links._links, pair.directory.dropped) == ({}, ["p0"])
+        pair.net._agents.add(str(name))
         await recovered(pair)
 
     run(scenario, make_pair())

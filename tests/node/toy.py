@@ -164,10 +164,14 @@ class OneByOne:
 
     def __init__(self, peers: dict[str, Any]) -> None:
         self.peers = peers
+        self.dropped: list[str] = []
 
     def peer(self, address: str) -> PrefillPeer:
         found: Any = AtAddress(self.peers, address)
         return found
+
+    def drop(self, address: str) -> None:
+        self.dropped.append(address)
 
 
 @dataclass
