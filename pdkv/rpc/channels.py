@@ -7,13 +7,13 @@ is not older than an hour; at most `MAX_CHANNELS` are kept, so addresses that a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
 import grpc
 
-from pdkv.rpc.convert.checks import MAX_DURATION_S
 from pdkv.rpc.security import KeyFiles, Keys, MutualTls, Security
 from pdkv.rpc.transport import open_channel, require_address
 
@@ -24,11 +24,12 @@ CHANNEL_AGE_S = 3600.0
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
     channel: grpc.aio.Channel
     keys: Keys | None
     since_s: float
+    calls: int = 0
 
 
 class Channels:
@@ -43,8 +44,9 @@ class Channels:
         self._now_s = now_s
         self._held: dict[Key, _Held] = {}
         """The one used last comes last."""
-        self._ending: dict[asyncio.Task[None], grpc.aio.Channel] = {}
-        """They take no new calls and are closed when the last one has ended."""
+        self._retired: set[_Held] = set()
+        """They get no new calls, and are closed when the last one has ended."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def tls(self) -> bool:
@@ -55,36 +57,57 @@ class Channels:
         """What is wrong with this side's own key files now; empty if nothing is, and in plain text."""
         return self._files.complaint() if self._files else ""
 
-    def to(self, address: str, node: str = "") -> grpc.aio.Channel:
-        """For a call that begins now. Raises `ConfigError` if the address isn't host:port."""
-        key = (require_address("address", address), node if self._files else "")
-        keys = self._files.newest() if self._files else None
-        held = self._held.pop(key, None)
-        if held is not None and keys is not None and self._outdated(held, keys):
-            self._retire(held.channel)
-            held = None
-        self._held[key] = held or _Held(open_channel(key[0], keys, key[1]), keys, self._now_s())
-        if len(self._held) > MAX_CHANNELS:
-            self._retire(self._held.pop(next(iter(self._held))).channel)
-        return self._held[key].channel
+    def __len__(self) -> int:
+        """Channels that are open."""
+        return len(self._held) + len(self._retired)
+
+    @contextmanager
+    def to(self, address: str, node: str = "") -> Iterator[grpc.aio.Channel]:
+        """For one call. Raises `ConfigError` if the address isn't host:port."""
+        held = self._newest((require_address("address", address), node if self._files else ""))
+        held.calls += 1
+        try:
+            yield held.channel
+        finally:
+            held.calls -= 1
+            if held in self._retired:
+                self._close_if_idle(held)
 
     def drop(self, address: str) -> None:
         """The next call to it connects anew; those that run go on."""
         for key in [key for key in self._held if key[0] == address]:
-            self._retire(self._held.pop(key).channel)
+            self._retire(self._held.pop(key))
 
     async def close(self) -> None:
         """Calls that still run end with `PeerLost`."""
-        channels = [held.channel for held in self._held.values()] + list(self._ending.values())
-        self._held = {}
-        for channel in channels:
-            await channel.close()
-        await asyncio.gather(*self._ending)
+        everything = [*self._held.values(), *self._retired]
+        self._held, self._retired = {}, set()
+        for held in everything:
+            await held.channel.close()
+        await asyncio.gather(*self._closing)
+
+    def _newest(self, key: Key) -> _Held:
+        keys = self._files.newest() if self._files else None
+        held = self._held.pop(key, None)
+        if held is not None and keys is not None and self._outdated(held, keys):
+            self._retire(held)
+            held = None
+        held = self._held[key] = held or _Held(open_channel(key[0], keys, key[1]), keys, self._now_s())
+        if len(self._held) > MAX_CHANNELS:
+            self._retire(self._held.pop(next(iter(self._held))))
+        return held
 
     def _outdated(self, held: _Held, keys: Keys) -> bool:
         return held.keys is not keys or self._now_s() >= held.since_s + self._age_s
 
-    def _retire(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.get_running_loop().create_task(channel.close(MAX_DURATION_S))
-        self._ending[task] = channel
-        task.add_done_callback(self._ending.pop)
+    def _retire(self, held: _Held) -> None:
+        self._retired.add(held)
+        self._close_if_idle(held)
+
+    def _close_if_idle(self, held: _Held) -> None:
+        if held.calls:
+            return
+        self._retired.discard(held)
+        task = asyncio.get_running_loop().create_task(held.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

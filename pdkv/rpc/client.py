@@ -62,7 +62,8 @@ class _Client:
         """The service's stub for one call, to `node` if that is named; what it ends with becomes a `PdkvError`."""
         checks.require_sendable(request, what)
         try:
-            yield self._service(self._channels.to(self.address, node))
+            with self._channels.to(self.address, node) as channel:
+                yield self._service(channel)
         except grpc.aio.AioRpcError as failure:
             error = error_from(failure, address=self.address, what=what)
             if isinstance(error, TlsRefused) and (complaint := self._channels.complaint):
@@ -96,8 +97,9 @@ class _Client:
             async with self._call(call, message, node) as stub:
                 return await getattr(stub, call)(message, timeout=timeout_s, wait_for_ready=wait)
         except DeadlineExceeded as error:
-            if self._channels.to(self.address, node).get_state() == grpc.ChannelConnectivity.READY:
-                raise
+            with self._channels.to(self.address, node) as channel:
+                if channel.get_state() == grpc.ChannelConnectivity.READY:
+                    raise
             words = f"{self.address} could not be reached within {self._settings.connect_timeout_s:g} s"
             raise PeerLost(words, address=self.address) from error
 
