@@ -2,15 +2,14 @@
 
 Guarantees: one stalled peer holds back only reads of its own (a bounded number of reads a peer); a peer that
 disconnected gets no new read; a peer is removed only when none of its reads is unsettled; adding and removing one peer
-never overlap; `close` answers everything that is outstanding, after the agent is gone.
+never overlap; a read that stays unsettled is fenced off, and settles with its agent's end, while other peers' reads
+end well; `close` answers everything that is outstanding, after the agents are gone.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,52 +18,46 @@ import xxhash
 from pdkv.errors import BoundsError, LaneRefused, PdkvError, PeerLost, ProtocolError, TransferError
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import SINK_PAGE, PeerName
-from pdkv.transfer.backends.base import AgentName, Backend, Posted, Prepared, Side
-from pdkv.transfer.descriptors import plan, table_rows
-from pdkv.transfer.landing import ROW_BYTES, LandingRows
-from pdkv.transfer.orders import Probe, ReadOrder, ReadOutcome, TransferSettings
-from pdkv.transfer.tasks import Landing, OrderTask, Peer, ProbeTask, Task, Ticket, Wanted
+from pdkv.transfer.agents import ReadingAgent, Run, serving
+from pdkv.transfer.backends.base import AgentName, BackendFactory, End, EndState
+from pdkv.transfer.descriptors import plan
+from pdkv.transfer.landing import LandingRows
+from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus, Unsettled
+from pdkv.transfer.rotation import Rotation
+from pdkv.transfer.tasks import OrderTask, Peer, ProbeTask, Table, Task, Ticket, Wanted
 
+FENCED = "its agent was fenced off and destroyed"
 _SCRATCH = np.array([SINK_PAGE], np.int32)
 """Piece 0 of page 0 on either side: the write sink, which anybody may read and overwrite."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerOffer:
-    """What a peer sent about itself. `checksum` is xxh3_64 of `metadata`."""
-
-    metadata: bytes
-    checksum: int
-    pool: PoolMap
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Running:
-    task: Task
-    wanted: Wanted
-    posted: Posted
-    post_s: float
-
-
 class TransferCore:
-    """Owns a backend. Not thread-safe: everything is called from the thread that made the backend."""
+    """Owns the agents. Not thread-safe: everything but `status` is called from the thread that made it.
 
-    def __init__(self, backend: Backend, pool: PoolMap, settings: TransferSettings) -> None:
-        self._backend = backend
+    Two agents, so that a fence never cuts off peers that read from here: one serves, under the node's name, and lives
+    as long as the core; another reads, and is replaced by a fence.
+    """
+
+    def __init__(self, factory: BackendFactory, name: PeerName, pool: PoolMap, settings: TransferSettings) -> None:
         self._pool = pool
         self._settings = settings
         self._tasks: deque[Task] = deque()
-        self._running: list[_Running] = []
         self._stopped = ""
+        self._unsettled: tuple[Task, ...] = ()
         self.peers: dict[PeerName, Peer] = {}
-        rows = LandingRows(settings.landing_rows)
-        for region in pool.regions:
-            backend.register(region.address, region.length, pool.memory, pool.device)
-        for address, length in ((pool.table_base, pool.table_region.length), (rows.address, rows.length)):
-            backend.register(address, length, "DRAM", 0)
-        self._landing = Landing(rows, backend.prepare(None, rows.table(), "DRAM"))
-        self.metadata = backend.metadata()
-        self.backend_name = backend.name
+        self._landing = LandingRows(settings.landing_rows)
+
+        def reader(number: int) -> ReadingAgent:
+            # the number first: UCX keeps only the beginning of a name
+            agent = AgentName(f"read{number}.{name}")
+            return ReadingAgent(agent, factory(agent), pool, self._landing)
+
+        self._readers = Rotation(reader, every_s=settings.fence_every_s)
+        own = AgentName(str(name))
+        self._serving = serving(partial(factory, own), pool)
+        self._own: tuple[str, ...] = (own,)
+        self.metadata = self._serving.metadata()
+        self.backend_name = self._serving.name
 
     @property
     def busy(self) -> bool:
@@ -74,17 +67,33 @@ class TransferCore:
     @property
     def reading(self) -> bool:
         """A posted read has not ended."""
-        return bool(self._running)
+        return self._readers.reading
+
+    def status(self, now: float) -> TransferStatus:
+        """From any thread: what the last step left."""
+        rows: dict[PeerName, Unsettled] = {}
+        for task in self._unsettled:
+            if task.pages and not task.over and task.unsettled_since is not None:
+                name, age_s = task.peer.name, now - task.unsettled_since
+                row = rows.get(name, Unsettled(name, 0, 0, 0.0))
+                rows[name] = Unsettled(name, row.reads + 1, row.pages + task.pages, max(row.oldest_s, age_s))
+        agents = (*self._own, *(agent.name for agent in self._readers.agents))
+        return TransferStatus(agents, self._readers.rotations, tuple(rows.values()), self._readers.error)
+
+    def serve(self) -> None:
+        """Let peers connect, and send what they read where that is ours to do."""
+        self._serving.progress()
 
     def step(self, now: float) -> bool:
-        """Serve peers, collect ends, keep deadlines (against `now`, monotonic seconds), post. True if a read moved."""
-        self._backend.progress()
+        """Collect ends, keep deadlines (against `now`, monotonic seconds), fence, post. True if a read moved."""
         moved = self._collect()
         for task in tuple(self._tasks):
             if now >= task.deadline and not task.over:
                 task.give_up("no end within the deadline")
+        if not self._stopped:
+            self._fence(now)
         moved |= self._post()
-        self._tidy()
+        self._tidy(now)
         return moved
 
     def add_peer(self, name: PeerName, offer: PeerOffer, ticket: Ticket[None]) -> None:
@@ -97,7 +106,7 @@ class TransferCore:
         if have != offer.checksum:
             raise ProtocolError(f"agent metadata of {name} is damaged", have=have, announced=offer.checksum)
         known = self.peers.get(name)
-        if known is not None and known.metadata == offer.metadata and not known.lost and not known.leaving:
+        if known is not None and known.offer.metadata == offer.metadata and not known.lost and not known.leaving:
             if known.arrivals:
                 known.arrivals.append(ticket.future)
             else:
@@ -106,13 +115,14 @@ class TransferCore:
         if known is not None:
             if self._holds_reads(known):
                 raise PeerLost(f"{name} was here before and has reads that have not settled", peer=name)
-            self._forget(name, known)
-        peer = self._introduce(name, offer)
+            self._forget(known)
+        peer = Peer(name, offer, plan(self._pool, offer.pool))
+        self._readers.current().link(peer)
         peer.arrivals.append(ticket.future)
         self.peers[name] = peer
         first_read: Ticket[Probe] = Ticket(drawn=ticket.drawn)
         first_read.future.add_done_callback(partial(self._arrived, peer))
-        wanted = Wanted(Side(peer.local, _SCRATCH), Side(peer.remote, _SCRATCH))
+        wanted = Wanted(Table.PAGES, _SCRATCH, _SCRATCH)
         self._tasks.append(ProbeTask(peer, wanted, first_read, self._settings.connect_s))
 
     def remove_peer(self, name: PeerName, ticket: Ticket[None]) -> None:
@@ -147,10 +157,9 @@ class TransferCore:
         peer = self._connected(name)
         if peer.lost:
             raise PeerLost(f"{name}: {peer.lost}", peer=name, reason=peer.lost)
-        row = self._landing.rows.take(1)
-        wanted = Wanted(Side(self._landing.prepared, row), Side(peer.rows, _SCRATCH))
-        task = ProbeTask(peer, wanted, ticket, self._settings.probe_s)
-        task.release = partial(self._landing.rows.give_back, row)
+        row = self._landing.take(1)
+        task = ProbeTask(peer, Wanted(Table.ROWS, row, _SCRATCH), ticket, self._settings.probe_s)
+        task.release = partial(self._landing.give_back, row)
         self._tasks.append(task)
 
     def stop(self, reason: str) -> None:
@@ -160,21 +169,19 @@ class TransferCore:
             task.stop(reason)
 
     def close(self, reason: str) -> None:
-        """Destroy the agent, then answer every task. Raises what the backend raises: then nothing is settled."""
-        tasks, self._tasks = tuple(self._tasks), deque()
+        """Destroy the agents, then answer every task. Raises what the backend raises: then nothing is settled."""
         try:
-            self._backend.close()
-        except PdkvError:
-            for task in tasks:
+            self._settle(self._readers.close(), reason)
+        finally:
+            for task in self._tasks:
                 task.give_up(reason)
-            raise
-        self._running.clear()
-        for task in tasks:
-            task.fenced(reason)
+            self._tasks.clear()
+            self._serving.close()
         for peer in self.peers.values():
             for waiting in peer.departures:
                 waiting.set_result(None)
         self.peers.clear()
+        self._own, self._unsettled = (), ()
 
     def _connected(self, name: PeerName) -> Peer:
         if self._stopped:
@@ -184,40 +191,9 @@ class TransferCore:
             raise PeerLost(f"{name} is not connected", peer=name)
         return peer
 
-    def _introduce(self, name: PeerName, offer: PeerOffer) -> Peer:
-        """Make a peer's memory readable. Leaves nothing behind if it raises."""
-        agent = AgentName(str(name))
-        mine, theirs = self._pool, offer.pool
-        reading = plan(mine, theirs)
-        self._backend.add_peer(agent, offer.metadata)
-        prepared: list[Prepared] = []
-        try:
-            for owner, table, memory in (
-                (None, reading.local_table(), mine.memory),
-                (agent, reading.remote_table(), theirs.memory),
-                (agent, table_rows(theirs, ROW_BYTES), "DRAM"),
-            ):
-                prepared.append(self._backend.prepare(owner, table, memory))
-        except PdkvError:
-            for held in prepared:
-                self._backend.release(held)
-            self._backend.remove_peer(agent)
-            raise
-        local, remote, rows = prepared
-        return Peer(agent, offer.metadata, reading, local, remote, rows)
-
     def _arrived(self, peer: Peer, first_read: Future[Probe]) -> None:
         """The scratch read has its answer: so has whoever added the peer."""
-        error = first_read.exception()
-        if error is None:
-            peer.lane = self._backend.lane(peer.agent)
-            if self._settings.require_rdma and not peer.lane.rdma:
-                error = LaneRefused(
-                    f"RDMA is required, but reads from {peer.agent} go over {peer.lane.name}",
-                    peer=peer.agent,
-                    lane=peer.lane.name,
-                    detail=peer.lane.detail,
-                )
+        error = first_read.exception() or self._refusal(peer)
         waiting, peer.arrivals = peer.arrivals, []
         if error is not None:
             peer.lost, peer.leaving = str(error), True
@@ -227,62 +203,102 @@ class TransferCore:
             else:
                 future.set_exception(error)
 
+    def _refusal(self, peer: Peer) -> LaneRefused | None:
+        if peer.lane.rdma or not self._settings.require_rdma:
+            return None
+        return LaneRefused(
+            f"RDMA is required, but reads from {peer.name} go over {peer.lane.name}",
+            peer=peer.name,
+            lane=peer.lane.name,
+            detail=peer.lane.detail,
+        )
+
     def _collect(self) -> bool:
-        ended = [(run, end) for run in self._running if (end := self._backend.poll(run.posted)) is not None]
-        for run, end in ended:
-            self._running.remove(run)
-            task, peer = run.task, run.task.peer
-            task.running -= 1
-            peer.running -= 1
+        ended = [(agent, run, end) for agent in self._readers.agents for run, end in agent.collect()]
+        for agent, run, end in ended:
+            peer = run.task.peer
+            if end.state is EndState.DONE and (lane := agent.first_lane(peer)) is not None:
+                peer.lane = lane
+                if not peer.arrivals and (refused := self._refusal(peer)):
+                    self._lose(peer, str(refused))
             # before the others stop: this one would end as FAILED with them, though nothing proves that it has
-            task.ended(run.wanted, end, run.post_s)
-            if end.disconnected and not peer.lost:
-                peer.lost = end.reason
-                for other in tuple(self._tasks):
-                    if other.peer is peer:
-                        other.stop(end.reason)
+            if end.state is EndState.LOST:
+                run.task.lost(end)
+            else:
+                run.task.ended(run.wanted, end, run.post_s)
+            if end.disconnected:
+                self._lose(peer, end.reason)
         return bool(ended)
+
+    def _lose(self, peer: Peer, reason: str) -> None:
+        """No new read from it; those that run end by themselves or are fenced off."""
+        if not peer.lost:
+            peer.lost = reason
+            for task in tuple(self._tasks):
+                if task.peer is peer:
+                    task.stop(reason)
+
+    def _fence(self, now: float) -> None:
+        """Peers with a read that has been unsettled for too long are lost, and the agent that it runs on goes."""
+        since = now - self._settings.fence_after_s
+        stalled = [run.task.peer for run in self._readers.outstanding if run.task.holds(since)]
+        if stalled and self._readers.start(now):
+            for peer in stalled:
+                self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
+        self._settle(self._readers.finish(), FENCED)
+
+    def _settle(self, runs: list[Run], reason: str) -> None:
+        """Their agent is gone: nothing lands any more."""
+        for run in runs:
+            run.task.ended(run.wanted, End(EndState.FAILED, reason), run.post_s)
 
     def _post(self) -> bool:
         """At most one read a peer and step: over a lane where the caller copies, posting is the whole copy."""
         served: list[Peer] = []
         for task in tuple(self._tasks):
             peer = task.peer
-            if task.over or peer.running >= self._settings.reads_per_peer or any(p is peer for p in served):
+            if task.failure or peer.running >= self._settings.reads_per_peer or any(p is peer for p in served):
+                continue
+            agent = self._readers.current()
+            try:
+                agent.link(peer)
+            except PdkvError as error:
+                # after a rotation: it was known to the agent before
+                self._lose(peer, str(error))
                 continue
             wanted = task.next()
             if wanted is None:
                 continue
-            began = time.monotonic()
-            posted = self._backend.post(wanted.local, wanted.remote)
-            self._running.append(_Running(task, wanted, posted, time.monotonic() - began))
-            task.running += 1
-            peer.running += 1
+            agent.post(task, wanted)
             served.append(peer)
             # to the end of the queue: tasks of one peer take turns
             self._tasks.remove(task)
             self._tasks.append(task)
         return bool(served)
 
-    def _tidy(self) -> None:
+    def _tidy(self, now: float) -> None:
         if any(task.over for task in self._tasks):
             self._tasks = deque(task for task in self._tasks if not task.over)
-        for name, peer in tuple(self.peers.items()):
+        for peer in tuple(self.peers.values()):
             if peer.leaving and not self._holds_reads(peer):
-                self._forget(name, peer)
+                self._forget(peer)
+        self._unsettled = tuple(task for task in self._tasks if task.ticket.future.done())
+        for task in self._unsettled:
+            task.unsettled_since = now if task.unsettled_since is None else task.unsettled_since
 
     def _holds_reads(self, peer: Peer) -> bool:
         return bool(peer.running) or any(task.peer is peer and not task.over for task in self._tasks)
 
-    def _forget(self, name: PeerName, peer: Peer) -> None:
-        del self.peers[name]
-        for prepared in (peer.local, peer.remote, peer.rows):
-            self._backend.release(prepared)
-        try:
-            self._backend.remove_peer(peer.agent)
-        except PdkvError as error:
-            for future in peer.departures:
-                future.set_exception(error)
-            return
+    def _forget(self, peer: Peer) -> None:
+        del self.peers[peer.name]
+        error: PdkvError | None = None
+        for agent in self._readers.agents:
+            try:
+                agent.unlink(peer)
+            except PdkvError as refused:
+                error = refused
         for future in peer.departures:
-            future.set_result(None)
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)

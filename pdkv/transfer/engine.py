@@ -1,6 +1,6 @@
-"""The transfer engine: one thread that owns the node's agent, and the calls that any thread may make to it.
+"""The transfer engine: one thread that owns the node's agents, and the calls that any thread may make to it.
 
-Guarantees: the agent is made, used and destroyed in one thread; every call answers through its future, also when the
+Guarantees: an agent is made, used and destroyed in that thread; every call answers through its future, also when the
 thread ends; a new command wakes the thread at once; the thread polls without a pause while bytes move, and sleeps
 between polls when none do, at most `idle_s`, so that peers can connect and be served; after `close` nothing lands.
 """
@@ -22,12 +22,20 @@ import xxhash
 from pdkv.errors import PdkvError, TransferError
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import PeerName
-from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, BackendFactory, Lane
-from pdkv.transfer.core import PeerOffer, TransferCore
-from pdkv.transfer.orders import Probe, ReadOrder, ReadOutcome, ReadStatus, TransferSettings
+from pdkv.transfer.backends.base import UNKNOWN_LANE, BackendFactory, Lane
+from pdkv.transfer.core import TransferCore
+from pdkv.transfer.orders import (
+    PeerOffer,
+    Probe,
+    ReadOrder,
+    ReadOutcome,
+    ReadStatus,
+    TransferSettings,
+    TransferStatus,
+)
 from pdkv.transfer.tasks import Ticket
 
-__all__ = ["Probe", "ReadOrder", "ReadOutcome", "ReadStatus", "TransferEngine", "TransferSettings"]
+__all__ = ["Probe", "ReadOrder", "ReadOutcome", "ReadStatus", "TransferEngine", "TransferSettings", "TransferStatus"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,7 +45,7 @@ SPIN_S = 0.0002
 """Polled without a pause for so long after something moved."""
 FIRST_SLEEP_S = 0.00005
 WORK_S = 0.00005
-"""A step that took the thread more CPU time than this moved bytes. An idle one takes 2 µs, after a sleep up to 40."""
+"""Serving that took the thread more CPU time than this moved bytes. An idle poll takes 2 µs, after a sleep up to 40."""
 
 
 class _Pace:
@@ -62,7 +70,7 @@ class _Pace:
 class TransferEngine:
     """Reads pages of peers into this node's pool, and serves this node's pages to them.
 
-    Raises what the backend raises if the agent can't be made or the pool can't be registered.
+    Raises what the backend raises if the agent that serves can't be made or the pool can't be registered.
     """
 
     def __init__(
@@ -92,7 +100,7 @@ class TransferEngine:
 
     @property
     def metadata(self) -> bytes:
-        """The agent's metadata, for `add_peer` on the other side."""
+        """Of the agent that serves, for `add_peer` on the other side."""
         return self._core.metadata
 
     @property
@@ -147,10 +155,14 @@ class TransferEngine:
         known = self._core.peers.get(peer)
         return UNKNOWN_LANE if known is None else known.lane
 
-    def close(self) -> None:
-        """Let running reads end for `close_s`, destroy the agent and answer everything outstanding. Idempotent.
+    def status(self) -> TransferStatus:
+        """How it stands, as of the thread's last step. Waits for nothing."""
+        return self._core.status(time.monotonic())
 
-        Raises `TransferError` if the agent could not be destroyed: then unsettled reads stay unsettled for ever.
+    def close(self) -> None:
+        """Let running reads end for `close_s`, destroy the agents and answer everything outstanding. Idempotent.
+
+        Raises `TransferError` if an agent could not be destroyed: then unsettled reads stay unsettled for ever.
         """
         if not self._ended:
             self._submit(self._stop, Future())
@@ -176,12 +188,7 @@ class TransferEngine:
 
     def _main(self, backend_factory: BackendFactory, pool: PoolMap, started: Future[TransferCore]) -> None:
         try:
-            backend = backend_factory(AgentName(str(self._name)))
-            try:
-                core = TransferCore(backend, pool, self._settings)
-            except PdkvError:
-                backend.close()
-                raise
+            core = TransferCore(backend_factory, self._name, pool, self._settings)
         except Exception as error:
             started.set_exception(error)
             return
@@ -202,9 +209,10 @@ class TransferEngine:
                 core.stop(CLOSED)
                 give_up_at = time.monotonic() + self._settings.close_s
             used_s = time.thread_time()
-            moved = core.step(time.monotonic())
+            core.serve()
             # a target over TCP sends while it polls, and no read of its own says so
-            moved |= time.thread_time() - used_s > WORK_S
+            moved = time.thread_time() - used_s > WORK_S
+            moved |= core.step(time.monotonic())
             now = time.monotonic()
             if moved:
                 pace.moved(now)
@@ -231,7 +239,7 @@ class TransferEngine:
         try:
             core.close(reason)
         except PdkvError as error:
-            logger.exception("the agent of %s was not destroyed", self._name)
+            logger.exception("an agent of %s was not destroyed", self._name)
             self._end.set_exception(error)
         else:
             self._end.set_result(None)

@@ -1,4 +1,4 @@
-"""What is asked of the transfer engine and how it ends: plain values.
+"""What is asked of the transfer engine, how it ends, and how the engine stands: plain values.
 
 Guarantees: the columns of a `ReadOrder` have one entry a page each; a `ReadOutcome` says DONE or FAILED only when
 nothing writes to the destination pages any more, and UNSETTLED otherwise.
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdkv.errors import BoundsError
+from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import LocalPages, PageHashes, PeerName, RemotePages, UInt64Array
 
 BoolArray = npt.NDArray[np.bool_]
@@ -40,6 +41,19 @@ class TransferSettings:
     """Running reads may end within it before the agent is destroyed: cut off, they can abort a source over TCP."""
     require_rdma: bool = False
     """Refuse a peer whose pages would travel over anything else."""
+    fence_after_s: float = 10.0
+    """How long a read may stay unsettled before its agent is fenced off and destroyed."""
+    fence_every_s: float = 10.0
+    """At most one fence within it: each registers the pool once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOffer:
+    """What a peer sent about itself. `checksum` is xxh3_64 of `metadata`."""
+
+    metadata: bytes
+    checksum: int
+    pool: PoolMap
 
 
 class ReadStatus(StrEnum):
@@ -100,3 +114,27 @@ class Probe:
     """A read of one page-table row that ended well."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """What reads of one peer hold back."""
+
+    peer: PeerName
+    reads: int
+    pages: int
+    oldest_s: float
+    """Since the first of them was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStatus:
+    """The engine at one moment."""
+
+    agents: tuple[str, ...]
+    """The one that serves, the one that reads, and one that is being fenced off; empty after `close`."""
+    rotations: int
+    unsettled: tuple[Unsettled, ...]
+    """A row a peer."""
+    fence_error: str = ""
+    """Why the last fence came to nothing, if it did."""

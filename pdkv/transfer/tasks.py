@@ -1,8 +1,8 @@
 """What the transfer engine does for one caller: a sequence of reads and the one outcome they lead to.
 
-Guarantees: page-table rows are asked for only after every data read is DONE; FAILED is said only when no read of the
-task runs and each end was proven; landing rows go back only when nothing can land in them; a task's future is
-resolved once, and after UNSETTLED its `settled` future when the last read has a proven end or the agent is gone.
+Guarantees: page-table rows are asked for only after every data read is DONE; FAILED is said only when each read of the
+task has a proven end; landing rows go back only when nothing can land in them; a task's future is resolved once, and
+after UNSETTLED its `settled` future when the last read has a proven end, be it that its agent is gone.
 """
 
 from __future__ import annotations
@@ -13,33 +13,31 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, TransferError
-from pdkv.ids import Int32Array
-from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Prepared, Side
+from pdkv.ids import Int32Array, PeerName
+from pdkv.transfer.backends.base import UNKNOWN_LANE, End, EndState, Lane
 from pdkv.transfer.descriptors import ReadPlan, chunks
 from pdkv.transfer.landing import LandingRows
-from pdkv.transfer.orders import Probe, ReadOrder, ReadOutcome, ReadStatus
+from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, ReadStatus
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A peer that was added, with what is prepared for reading from it."""
+    """A peer that was added, and all that is needed to add it to another agent."""
 
-    agent: AgentName
-    metadata: bytes
+    name: PeerName
+    offer: PeerOffer
     plan: ReadPlan
-    local: Prepared
-    remote: Prepared
-    rows: Prepared
-    """The peer's page table; index = page."""
     lane: Lane = UNKNOWN_LANE
     running: int = 0
+    """Reads that the backend has not ended, on whatever agent."""
     lost: str = ""
     """Why no new read is posted, once the peer is gone."""
     leaving: bool = False
@@ -57,41 +55,58 @@ class Ticket(Generic[T]):
     drawn: float = field(default_factory=time.monotonic)
 
 
+class Table(Enum):
+    """What the indices of a read count: pieces of pages on both sides; or landing rows here, page-table rows there."""
+
+    PAGES = auto()
+    ROWS = auto()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """A read that a task asks for."""
+    """A read that a task asks for, whatever agent makes it. Both columns int32, equally long."""
 
-    local: Side
-    remote: Side
-    is_data: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Landing:
-    """Landing rows and the descriptor list over them."""
-
-    rows: LandingRows
-    prepared: Prepared
+    table: Table
+    local: Int32Array
+    remote: Int32Array
 
 
 class Task(ABC):
-    """The common part: what runs, until when, and how it stops."""
+    """The common part: what was posted, until when, and how it stops."""
+
+    pages = 0
+    """That it holds back when it is unsettled."""
 
     def __init__(self, peer: Peer, ticket: Ticket[Any], wait_s: float) -> None:
         self.peer = peer
         self.ticket = ticket
         self.deadline = ticket.drawn + wait_s
-        self.running = 0
+        self.outstanding = 0
+        """Reads that were posted and have no proven end."""
+        self.failure = ""
+        """Why it stopped, once it has."""
         self.over = False
-        """Nothing runs, nothing will be posted, nothing can land."""
+        """Nothing is outstanding and nothing will be posted."""
+        self.unsettled_since: float | None = None
+        """Monotonic seconds: when it was first seen to have answered before it was over."""
+
+    def holds(self, since: float) -> bool:
+        """It has been unsettled since then, monotonic seconds, and somebody waits for its end: for pages, or for the
+        peer's removal."""
+        unsettled = self.unsettled_since is not None and self.unsettled_since <= since and not self.over
+        return unsettled and bool(self.pages or self.peer.departures)
 
     @abstractmethod
     def next(self) -> Wanted | None:
-        """The read to post now, if any. It counts as running from here on."""
+        """The read to post now, if any. It counts as outstanding from here on."""
 
     @abstractmethod
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
-        """One of its reads has ended; it doesn't count as running any more."""
+        """One of its reads has ended DONE or FAILED; it doesn't count as outstanding any more."""
+
+    @abstractmethod
+    def lost(self, end: End) -> None:
+        """One of its reads was given up without proof; it stays outstanding until its agent is gone."""
 
     @abstractmethod
     def stop(self, reason: str) -> None:
@@ -101,54 +116,51 @@ class Task(ABC):
     def give_up(self, reason: str) -> None:
         """Stop, and answer the caller now."""
 
-    @abstractmethod
-    def fenced(self, reason: str) -> None:
-        """The agent is gone: nothing lands any more."""
-
 
 class OrderTask(Task):
     """A `ReadOrder`: data reads, then the page-table rows, then the comparison."""
 
     def __init__(
-        self, order: ReadOrder, peer: Peer, ticket: Ticket[ReadOutcome], landing: Landing, read_max_bytes: int
+        self, order: ReadOrder, peer: Peer, ticket: Ticket[ReadOutcome], landing: LandingRows, read_max_bytes: int
     ) -> None:
         super().__init__(peer, ticket, order.deadline_s)
+        self.pages = len(order)
         self.future = ticket.future
         self._order = order
         self._landing = landing
         self._parts = deque(chunks(len(order), peer.plan.page_bytes, read_max_bytes))
         self._rows: Int32Array | None = None
-        self._failure = ""
-        self._unproven = False
         self._settled: Future[None] | None = None
         self._backend_bytes = 0
         self._descriptors = 0
         self._post_s = 0.0
 
     def next(self) -> Wanted | None:
-        if self._failure or self._rows is not None:
+        if self.failure or self._rows is not None:
             return None
         if self._parts:
             part = self._parts.popleft()
-            local, remote = self.peer.plan.indices(self._order.local[part], self._order.remote[part])
-            return Wanted(Side(self.peer.local, local), Side(self.peer.remote, remote), is_data=True)
-        if self.running or self._landing.rows.free < len(self._order):
+            return Wanted(Table.PAGES, *self.peer.plan.indices(self._order.local[part], self._order.remote[part]))
+        if self.outstanding or self._landing.free < len(self._order):
             return None
-        self._rows = self._landing.rows.take(len(self._order))
-        return Wanted(Side(self._landing.prepared, self._rows), Side(self.peer.rows, self._order.remote.array))
+        self._rows = self._landing.take(len(self._order))
+        return Wanted(Table.ROWS, self._rows, self._order.remote.array)
 
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
-        if wanted.is_data:
+        is_data = wanted.table is Table.PAGES
+        if is_data:
             self._post_s += post_s
             self._backend_bytes += end.bytes
             self._descriptors += end.descriptors
         if end.state is not EndState.DONE:
-            self._failure = self._failure or end.reason
-            self._unproven |= end.state is EndState.LOST
-        self._conclude(rows_landed=not wanted.is_data and end.state is EndState.DONE)
+            self.failure = self.failure or end.reason
+        self._conclude(rows_landed=not is_data and end.state is EndState.DONE)
+
+    def lost(self, end: End) -> None:
+        self.give_up(end.reason)
 
     def stop(self, reason: str) -> None:
-        self._failure = self._failure or reason
+        self.failure = self.failure or reason
         self._conclude()
 
     def give_up(self, reason: str) -> None:
@@ -157,21 +169,13 @@ class OrderTask(Task):
             self._settled = Future()
             self._answer(ReadStatus.UNSETTLED)
 
-    def fenced(self, reason: str) -> None:
-        self._failure = self._failure or reason
-        self.running, self._unproven = 0, False
-        self._conclude()
-
     def _conclude(self, *, rows_landed: bool = False) -> None:
-        if self.running or self.over:
+        if self.outstanding or self.over:
             return
         if rows_landed:
             self._finish(ReadStatus.DONE)
-        elif self._failure and not self._unproven:
+        elif self.failure:
             self._finish(ReadStatus.FAILED)
-        elif self._failure and not self.future.done():
-            self._settled = Future()
-            self._answer(ReadStatus.UNSETTLED)
 
     def _finish(self, status: ReadStatus) -> None:
         """A proven end."""
@@ -181,13 +185,13 @@ class OrderTask(Task):
         elif self._settled is not None:
             self._settled.set_result(None)
         if self._rows is not None:
-            self._landing.rows.give_back(self._rows)
+            self._landing.give_back(self._rows)
 
     def _answer(self, status: ReadStatus) -> None:
         order = self._order
         stale = np.zeros(len(order), np.bool_)
         if status is ReadStatus.DONE and self._rows is not None:
-            stale = self._landing.rows.stale(self._rows, order.generations, order.hashes)
+            stale = self._landing.stale(self._rows, order.generations, order.hashes)
         self.future.set_result(
             ReadOutcome(
                 status=status,
@@ -197,7 +201,7 @@ class OrderTask(Task):
                 descriptors=self._descriptors,
                 post_s=self._post_s,
                 elapsed_s=time.monotonic() - self.ticket.drawn,
-                reason=self._failure,
+                reason=self.failure,
                 settled=self._settled,
             )
         )
@@ -218,13 +222,16 @@ class ProbeTask(Task):
         return wanted
 
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
-        if end.state is EndState.DONE:
-            if not self.future.done():
-                self.future.set_result(Probe(time.monotonic() - self.ticket.drawn))
-        else:
+        if end.state is not EndState.DONE:
             self._fail(PeerLost if end.disconnected else TransferError, end.reason)
-        # an unproven end can only touch scratch bytes: the task is over, but its landing row stays taken
-        self._finish(release=end.state is not EndState.LOST)
+        elif not self.future.done():
+            self.future.set_result(Probe(time.monotonic() - self.ticket.drawn))
+        self._finish()
+
+    def lost(self, end: End) -> None:
+        # it can only touch scratch bytes: the task is over, but its landing row stays taken
+        self._fail(PeerLost if end.disconnected else TransferError, end.reason)
+        self.over = True
 
     def stop(self, reason: str) -> None:
         self._withdraw(PeerLost, reason)
@@ -233,22 +240,19 @@ class ProbeTask(Task):
         self._fail(DeadlineExceeded, reason)
         self._withdraw(DeadlineExceeded, reason)
 
-    def fenced(self, reason: str) -> None:
-        self._fail(TransferError, reason)
-        self._finish(release=True)
-
     def _withdraw(self, kind: type[PdkvError], reason: str) -> None:
+        self.failure = self.failure or reason
         if self._wanted is not None:
             self._wanted = None
             self._fail(kind, reason)
-            self._finish(release=True)
+            self._finish()
 
     def _fail(self, kind: type[PdkvError], reason: str) -> None:
         if not self.future.done():
-            agent = self.peer.agent
-            self.future.set_exception(kind(f"read from {agent}: {reason}", peer=agent, reason=reason))
+            name = self.peer.name
+            self.future.set_exception(kind(f"read from {name}: {reason}", peer=name, reason=reason))
 
-    def _finish(self, *, release: bool) -> None:
-        if not self.over and release:
-            self.release()
+    def _finish(self) -> None:
         self.over = True
+        self.release()
+        self.release = lambda: None

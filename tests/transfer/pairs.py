@@ -7,10 +7,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from pdkv.ids import PeerName
-from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.backends.loopback import LoopbackNet
-from pdkv.transfer.core import PeerOffer, TransferCore
-from pdkv.transfer.orders import ReadOrder, ReadOutcome, TransferSettings
+from pdkv.transfer.core import TransferCore
+from pdkv.transfer.orders import PeerOffer, ReadOrder, ReadOutcome, TransferSettings
 from pdkv.transfer.tasks import Ticket
 from tests.transfer.pools import Announced, TestPool, offer_of, peer_name
 
@@ -34,7 +33,7 @@ class CorePair:
             self.done(self.add(self.source_name, offer_of(self.source.metadata, self.source_pool)))
 
     def core(self, name: PeerName, pool: TestPool) -> TransferCore:
-        return TransferCore(self.net.backend(AgentName(str(name))), pool.map(), self.settings)
+        return TransferCore(self.net.backend, name, pool.map(), self.settings)
 
     def add(self, name: PeerName, offer: PeerOffer) -> Future[None]:
         ticket: Ticket[None] = Ticket()
@@ -46,13 +45,26 @@ class CorePair:
         self.sink.remove_peer(name, ticket)
         return ticket.future
 
+    def other(self, node: str, seed: int) -> tuple[PeerName, TestPool]:
+        """One more source, added to the sink."""
+        name, pool = peer_name(node), TestPool(seed=seed)
+        core = self.core(name, pool)
+        self.done(self.add(name, offer_of(core.metadata, pool)))
+        return name, pool
+
     def order(self, local: list[int], remote: list[int], deadline_s: float = 1000.0) -> ReadOrder:
         announced = Announced.of(self.source_name, self.source_pool)
         return announced.order(local, remote, self.sink_pool.num_pages, deadline_s)
 
     def read(self, local: list[int], remote: list[int]) -> Future[ReadOutcome]:
+        return self.post(self.order(local, remote))
+
+    def read_from(self, source: tuple[PeerName, TestPool], local: list[int], remote: list[int]) -> Future[ReadOutcome]:
+        return self.post(Announced.of(*source).order(local, remote, self.sink_pool.num_pages, 1000.0))
+
+    def post(self, order: ReadOrder) -> Future[ReadOutcome]:
         ticket: Ticket[ReadOutcome] = Ticket()
-        self.sink.read(self.order(local, remote), ticket)
+        self.sink.read(order, ticket)
         return ticket.future
 
     def step(self, times: int = 1, *, later_s: float = 0.0) -> None:

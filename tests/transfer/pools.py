@@ -12,8 +12,7 @@ import xxhash
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import PageFormat, PlacementKind, PoolMap, layer_major, page_format, page_major, pool_map
 from pdkv.ids import Incarnation, LocalPages, NodeId, PageHashes, PeerName, RemotePages, UInt64Array, new_incarnation
-from pdkv.transfer.core import PeerOffer
-from pdkv.transfer.orders import ReadOrder
+from pdkv.transfer.orders import PeerOffer, ReadOrder
 
 TABLE_ROW = np.dtype([("generation", "<u8"), ("hash", np.uint8, 32), ("state", np.uint8), ("pad", np.uint8, 23)])
 HUGE = 2 << 20

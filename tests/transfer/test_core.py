@@ -12,7 +12,7 @@ from pdkv.transfer.backends.loopback import Fault, FaultKind
 from pdkv.transfer.orders import Probe, ReadOrder, ReadStatus, TransferSettings
 from pdkv.transfer.tasks import Ticket
 from tests.transfer.pairs import FAR_S, CorePair
-from tests.transfer.pools import TestPool, offer_of, peer_name
+from tests.transfer.pools import TestPool
 
 PAGE = TestPool(num_pages=2, fill=False).fmt.page_bytes
 ONE_PAGE_A_READ = TransferSettings(read_max_bytes=PAGE, reads_per_peer=2)
@@ -179,21 +179,11 @@ def test_a_peer_that_is_gone_ends_all_its_reads_and_gets_no_new_one() -> None:
 
 def test_a_stalled_peer_holds_back_no_other() -> None:
     pair = CorePair(settings=ONE_PAGE_A_READ)
-    other_name, other_pool = peer_name("prefill-2"), TestPool(seed=2)
-    other = pair.core(other_name, other_pool)
-    pair.done(pair.add(other_name, offer_of(other.metadata, other_pool)))
+    other = pair.other("prefill-2", seed=2)
     pair.net.script(pair.source_name, *[HANG] * 5)
     stalled = [pair.read([p], [p]) for p in range(1, 6)]
     pair.step(5)
-    order = replace(
-        pair.order([9], [9]),
-        peer=other_name,
-        generations=other_pool.generations([9]),
-        hashes=other_pool.hashes([9]),
-    )
-    ticket: Ticket = Ticket()
-    pair.sink.read(order, ticket)
-    assert pair.done(ticket.future).status is ReadStatus.DONE
+    assert pair.done(pair.read_from(other, [9], [9])).status is ReadStatus.DONE
     assert not any(f.done() for f in stalled)
 
 
@@ -290,7 +280,7 @@ def test_an_agent_that_isnt_destroyed_settles_nothing(monkeypatch: pytest.Monkey
     def refuse() -> None:
         raise PdkvError("still held")
 
-    monkeypatch.setattr(pair.sink._backend, "close", refuse)
+    monkeypatch.setattr(pair.sink._readers.current()._backend, "close", refuse)
     with pytest.raises(PdkvError, match="still held"):
         pair.sink.close("closed")
     outcome = running.result()

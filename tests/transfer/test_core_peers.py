@@ -8,8 +8,7 @@ import pytest
 from pdkv.errors import BoundsError, ContractMismatch, DeadlineExceeded, LaneRefused, PdkvError, PeerLost, ProtocolError
 from pdkv.geometry.page_layout import Region
 from pdkv.transfer.backends.loopback import Fault, FaultKind
-from pdkv.transfer.core import PeerOffer
-from pdkv.transfer.orders import ReadStatus, TransferSettings
+from pdkv.transfer.orders import PeerOffer, ReadStatus, TransferSettings
 from pdkv.transfer.tasks import Ticket
 from tests.transfer.pairs import FAR_S, CorePair
 from tests.transfer.pools import TestPool, offer_of, peer_name

@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdkv.transfer.backends.base import AgentName, End, EndState
+from pdkv.transfer.backends.base import End, EndState
 from pdkv.transfer.descriptors import plan
 from pdkv.transfer.landing import LandingRows
 from pdkv.transfer.orders import ReadOutcome, ReadStatus
-from pdkv.transfer.tasks import Landing, OrderTask, Peer, Ticket, Wanted
-from tests.transfer.pools import Announced, TestPool, peer_name
+from pdkv.transfer.tasks import OrderTask, Peer, Table, Ticket, Wanted
+from tests.transfer.pools import Announced, TestPool, offer_of, peer_name
 
 POOL = TestPool(seed=1)
 NAME = peer_name("prefill")
@@ -23,25 +23,28 @@ LIMIT = 2
 
 
 def order_task(rows: int = 8) -> tuple[OrderTask, LandingRows]:
-    reading = plan(POOL.map(), POOL.map())
-    peer = Peer(AgentName(str(NAME)), b"", reading, object(), object(), object())
+    peer = Peer(NAME, offer_of(b"", POOL), plan(POOL.map(), POOL.map()))
     landing = LandingRows(rows)
     order = Announced.of(NAME, POOL).order(PAGES, PAGES, POOL.num_pages)
     ticket: Ticket[ReadOutcome] = Ticket()
-    return OrderTask(order, peer, ticket, Landing(landing, object()), PAGE), landing
+    return OrderTask(order, peer, ticket, landing, PAGE), landing
 
 
 def post(task: OrderTask) -> Wanted | None:
     wanted = task.next()
     if wanted is not None:
-        task.running += 1
+        task.outstanding += 1
     return wanted
 
 
 def end(task: OrderTask, wanted: Wanted, state: EndState) -> None:
-    task.running -= 1
     done = state is EndState.DONE
-    task.ended(wanted, End(state, "" if done else state.value, bytes=PAGE * done, descriptors=int(done)), 0.5)
+    how = End(state, "" if done else state.value, bytes=PAGE * done, descriptors=int(done))
+    if state is EndState.LOST:
+        task.lost(how)
+        return
+    task.outstanding -= 1
+    task.ended(wanted, how, 0.5)
 
 
 ENDS = st.lists(st.sampled_from([*EndState, EndState.DONE, EndState.DONE]), min_size=6, max_size=6)
@@ -52,6 +55,7 @@ MOVES = st.lists(st.sampled_from(["post", "first", "last", "give up", "stop"]), 
 def test_the_outcome_is_what_was_proven(ends: list[EndState], moves: list[str]) -> None:
     task, landing = order_task()
     running: list[Wanted] = []
+    lost: list[Wanted] = []
     seen: list[EndState] = []
     left = deque(ends)
     posted_rows_early = False
@@ -59,6 +63,8 @@ def test_the_outcome_is_what_was_proven(ends: list[EndState], moves: list[str]) 
     def conclude(which: int) -> None:
         wanted = running.pop(which)
         seen.append(left.popleft())
+        if seen[-1] is EndState.LOST:
+            lost.append(wanted)
         end(task, wanted, seen[-1])
 
     def check() -> None:
@@ -66,7 +72,6 @@ def test_the_outcome_is_what_was_proven(ends: list[EndState], moves: list[str]) 
             assert not task.over
             return
         outcome = task.future.result()
-        lost = EndState.LOST in seen
         if outcome.status is ReadStatus.DONE:
             assert seen == [EndState.DONE] * 6
         if outcome.status is ReadStatus.FAILED:
@@ -83,7 +88,7 @@ def test_the_outcome_is_what_was_proven(ends: list[EndState], moves: list[str]) 
         if move == "post" and len(running) < LIMIT:
             wanted = post(task)
             if wanted is not None:
-                posted_rows_early |= not wanted.is_data and bool(running)
+                posted_rows_early |= wanted.table is Table.ROWS and bool(running)
                 running.append(wanted)
         elif move in ("first", "last") and running:
             conclude(0 if move == "first" else -1)
@@ -97,11 +102,14 @@ def test_the_outcome_is_what_was_proven(ends: list[EndState], moves: list[str]) 
     while running:
         conclude(0)
         check()
-    if not task.over:
-        task.fenced("closed")
-        assert task.over
-        settled = task.future.result().settled
-        assert settled is None or settled.done()
+    if not task.over and not lost:
+        task.stop("closed")
+    while lost:
+        assert task.future.result().status is ReadStatus.UNSETTLED
+        end(task, lost.pop(), EndState.FAILED)
+    assert task.over
+    settled = task.future.result().settled
+    assert settled is None or settled.done()
     assert landing.free == 8
 
 
@@ -110,12 +118,12 @@ def test_an_order_of_five_parts_is_accounted_for_without_its_rows() -> None:
     for _ in PAGES:
         wanted = post(task)
         assert wanted is not None
-        assert wanted.is_data
+        assert wanted.table is Table.PAGES
         end(task, wanted, EndState.DONE)
     rows = post(task)
     assert rows is not None
-    assert not rows.is_data
-    assert rows.remote.indices.tolist() == PAGES
+    assert rows.table is Table.ROWS
+    assert rows.remote.tolist() == PAGES
     end(task, rows, EndState.DONE)
     outcome = task.future.result()
     assert outcome.status is ReadStatus.DONE
@@ -135,4 +143,4 @@ def test_rows_wait_for_room_to_land() -> None:
     landing.give_back(taken)
     rows = post(task)
     assert rows is not None
-    assert np.array_equal(np.sort(rows.local.indices), np.arange(5))
+    assert np.array_equal(np.sort(rows.local), np.arange(5))

@@ -1,0 +1,163 @@
+"""Agents on this node's pool: the one that serves, and one that reads, with everything that is bound to it.
+
+Guarantees: what was prepared on an agent is used on that agent alone; a read counts as outstanding until its end is
+proven, also after the backend gave it up; once `close` has returned, nothing lands through this agent any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdkv.errors import PdkvError
+from pdkv.geometry.page_layout import PoolMap
+from pdkv.ids import PeerName
+from pdkv.transfer.backends.base import AgentName, Backend, End, EndState, Lane, Posted, Prepared, Side
+from pdkv.transfer.descriptors import table_rows
+from pdkv.transfer.landing import ROW_BYTES, LandingRows
+from pdkv.transfer.tasks import Peer, Table, Task, Wanted
+
+
+def serving(make: Callable[[], Backend], pool: PoolMap) -> Backend:
+    """The agent whose metadata peers get: pool and page table are registered on it, and it never reads.
+
+    Raises what making or registering raises, with nothing left behind.
+    """
+    backend = make()
+    try:
+        _register_pool(backend, pool)
+        backend.register(pool.table_base, pool.table_region.length, "DRAM", 0)
+    except PdkvError:
+        backend.close()
+        raise
+    return backend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A read that was posted."""
+
+    task: Task
+    wanted: Wanted
+    posted: Posted
+    post_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """A peer on one agent: what is prepared for reading from it."""
+
+    local: Prepared
+    remote: Prepared
+    rows: Prepared
+    """The peer's page table; index = page."""
+    proven: bool = False
+    """A read of it has ended well here."""
+
+
+class ReadingAgent:
+    """One agent that reads into the pool and the landing rows. Raises as `serving` does."""
+
+    def __init__(self, name: AgentName, backend: Backend, pool: PoolMap, landing: LandingRows) -> None:
+        self.name = name
+        self.running: list[Run] = []
+        self.lost: list[Run] = []
+        """Given up by the backend without proof of their end."""
+        self._backend = backend
+        self._pool = pool
+        self._links: dict[PeerName, _Link] = {}
+        try:
+            _register_pool(backend, pool)
+            backend.register(landing.address, landing.length, "DRAM", 0)
+            self._landing = backend.prepare(None, landing.table(), "DRAM")
+        except PdkvError:
+            backend.close()
+            raise
+
+    def link(self, peer: Peer) -> None:
+        """Make a peer's memory readable here, if it isn't. Leaves nothing behind if it raises.
+
+        Raises `ProtocolError` (metadata damaged or another's), `BoundsError` (memory that is not registered there),
+        `PeerLost`.
+        """
+        if peer.name not in self._links:
+            self._links[peer.name] = self._linked(peer)
+
+    def unlink(self, peer: Peer) -> None:
+        """Only when none of its reads runs. Raises `TransferError` if the backend can't let it go."""
+        link = self._links.pop(peer.name, None)
+        if link is not None:
+            for prepared in (link.local, link.remote, link.rows):
+                self._backend.release(prepared)
+            self._backend.remove_peer(AgentName(str(peer.name)))
+
+    def post(self, task: Task, wanted: Wanted) -> None:
+        """Start a read from a peer that is linked."""
+        link = self._links[task.peer.name]
+        if wanted.table is Table.PAGES:
+            mine, theirs = link.local, link.remote
+        else:
+            mine, theirs = self._landing, link.rows
+        task.outstanding += 1
+        task.peer.running += 1
+        began = time.monotonic()
+        posted = self._backend.post(Side(mine, wanted.local), Side(theirs, wanted.remote))
+        self.running.append(Run(task, wanted, posted, time.monotonic() - began))
+
+    def collect(self) -> list[tuple[Run, End]]:
+        """Reads that have ended since; those that ended LOST stay outstanding."""
+        self._backend.progress()
+        ended = [(run, end) for run in self.running if (end := self._backend.poll(run.posted)) is not None]
+        for run, end in ended:
+            self.running.remove(run)
+            run.task.peer.running -= 1
+            if end.state is EndState.LOST:
+                self.lost.append(run)
+            else:
+                run.task.outstanding -= 1
+        return ended
+
+    def first_lane(self, peer: Peer) -> Lane | None:
+        """What carries the peer's reads, when the first of them has just ended well; None after that."""
+        link = self._links.get(peer.name)
+        if link is None or link.proven:
+            return None
+        link.proven = True
+        return self._backend.lane(AgentName(str(peer.name)))
+
+    def close(self) -> list[Run]:
+        """Destroy it. What was outstanding can't write any more. Raises `TransferError`: then it still can."""
+        self._backend.close()
+        outstanding = self.running + self.lost
+        for run in outstanding:
+            run.task.outstanding -= 1
+        for run in self.running:
+            run.task.peer.running -= 1
+        self.running, self.lost = [], []
+        self._links.clear()
+        return outstanding
+
+    def _linked(self, peer: Peer) -> _Link:
+        agent, theirs = AgentName(str(peer.name)), peer.offer.pool
+        self._backend.add_peer(agent, peer.offer.metadata)
+        prepared: list[Prepared] = []
+        try:
+            for owner, table, memory in (
+                (None, peer.plan.local_table(), self._pool.memory),
+                (agent, peer.plan.remote_table(), theirs.memory),
+                (agent, table_rows(theirs, ROW_BYTES), "DRAM"),
+            ):
+                prepared.append(self._backend.prepare(owner, table, memory))
+        except PdkvError:
+            for held in prepared:
+                self._backend.release(held)
+            self._backend.remove_peer(agent)
+            raise
+        local, remote, rows = prepared
+        return _Link(local, remote, rows)
+
+
+def _register_pool(backend: Backend, pool: PoolMap) -> None:
+    for region in pool.regions:
+        backend.register(region.address, region.length, pool.memory, pool.device)

@@ -1,0 +1,106 @@
+"""What is bound to one agent: peers, running reads, and reads whose end nobody saw."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pdkv.errors import BoundsError
+from pdkv.ids import SINK_PAGE
+from pdkv.transfer.agents import ReadingAgent, Run, serving
+from pdkv.transfer.backends.base import AgentName, End, EndState
+from pdkv.transfer.backends.loopback import Fault, FaultKind, LoopbackNet
+from pdkv.transfer.descriptors import plan
+from pdkv.transfer.landing import LandingRows
+from pdkv.transfer.tasks import Peer, ProbeTask, Table, Ticket, Wanted
+from tests.transfer.pools import TestPool, offer_of, peer_name
+
+OWN = AgentName("reader")
+SCRATCH = np.array([SINK_PAGE], np.int32)
+
+
+class Rig:
+    """One agent that reads, and a peer."""
+
+    def __init__(self) -> None:
+        self.net = LoopbackNet()
+        self.source, self.pool = TestPool(seed=1), TestPool(fill=False)
+        name = peer_name("source")
+        backend = serving(partial(self.net.backend, AgentName(str(name))), self.source.map())
+        self.peer = Peer(name, offer_of(backend.metadata(), self.source), plan(self.pool.map(), self.source.map()))
+        self.agent = ReadingAgent(OWN, self.net.backend(OWN), self.pool.map(), LandingRows(4))
+
+    def post(self, *faults: Fault) -> ProbeTask:
+        self.net.script(self.peer.name, *faults)
+        wanted = Wanted(Table.PAGES, SCRATCH, SCRATCH)
+        task = ProbeTask(self.peer, wanted, Ticket(), 1.0)
+        self.agent.link(self.peer)
+        self.agent.post(task, wanted)
+        return task
+
+    def collected(self) -> list[EndState]:
+        return [end.state for _, end in self.agent.collect()]
+
+
+def test_a_read_is_outstanding_until_its_end_is_proven() -> None:
+    rig = Rig()
+    good, lost, hanging = rig.post(), rig.post(Fault(FaultKind.LOSE)), rig.post(Fault(FaultKind.HANG))
+    assert rig.peer.running == 3
+    assert sorted(rig.collected()) == [EndState.DONE, EndState.LOST]
+    assert [task.outstanding for task in (good, lost, hanging)] == [0, 1, 1]
+    assert rig.peer.running == 1, "a lost one takes nobody's turn"
+    left: list[Run] = rig.agent.close()
+    assert {id(run.task) for run in left} == {id(lost), id(hanging)}
+    assert [task.outstanding for task in (good, lost, hanging)] == [0, 0, 0]
+    assert rig.peer.running == 0
+
+
+def test_the_lane_is_asked_for_once_and_after_the_first_good_end() -> None:
+    rig = Rig()
+    assert rig.agent.first_lane(rig.peer) is None
+    rig.post()
+    assert rig.collected() == [EndState.DONE]
+    lane = rig.agent.first_lane(rig.peer)
+    assert lane is not None
+    assert lane.name == "loopback"
+    assert rig.agent.first_lane(rig.peer) is None
+
+
+def test_a_peer_is_linked_once_and_can_be_linked_again() -> None:
+    rig = Rig()
+    rig.post()
+    rig.post()
+    assert rig.collected() == [EndState.DONE, EndState.DONE]
+    rig.agent.unlink(rig.peer)
+    rig.agent.unlink(rig.peer)
+    rig.post()
+    assert rig.agent.collect()[0][1] == End(EndState.DONE, bytes=rig.peer.plan.pieces[0].length, descriptors=1)
+
+
+def test_a_peer_that_cant_be_linked_leaves_nothing_behind() -> None:
+    rig = Rig()
+    short = replace(rig.peer.offer.pool, table_base=rig.peer.offer.pool.table_base + (1 << 32))
+    peer = replace(rig.peer, offer=replace(rig.peer.offer, pool=short))
+    with pytest.raises(BoundsError, match="registered memory"):
+        rig.agent.link(peer)
+    rig.post()
+    assert rig.collected() == [EndState.DONE]
+
+
+def served(net: LoopbackNet, pool: TestPool) -> None:
+    serving(partial(net.backend, OWN), replace(pool.map(), memory="VRAM"))
+
+
+def read_into(net: LoopbackNet, pool: TestPool) -> None:
+    ReadingAgent(OWN, net.backend(OWN), replace(pool.map(), memory="VRAM"), LandingRows(4))
+
+
+@pytest.mark.parametrize("make", [served, read_into])
+def test_an_agent_whose_memory_cant_be_registered_is_destroyed(make: Callable[[LoopbackNet, TestPool], None]) -> None:
+    net, pool = LoopbackNet(), TestPool(fill=False)
+    for _ in range(2):
+        with pytest.raises(BoundsError, match="loopback memory"):
+            make(net, pool)
+        assert not net.alive(OWN), "or its name would be taken"
