@@ -75,8 +75,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
 
+def deadline_s(method: str) -> float:
+    """Of a unary call."""
+    return next((limit_s for start, limit_s in DEADLINES_S.items() if method.startswith(start)), UNARY_DEADLINE_S)
+
+
 def _bounded(behaviour: Behaviour, method: str) -> Behaviour:
-    limit_s = next((s for prefix, s in DEADLINES_S.items() if method.startswith(prefix)), UNARY_DEADLINE_S)
+    limit_s = deadline_s(method)
 
     async def call(request: Any, context: Any) -> Any:
         async with deadline(limit_s, method):

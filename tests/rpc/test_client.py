@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import socket
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -11,20 +13,27 @@ from pdkv.errors import (
     ConfigError,
     Draining,
     LeaseExpired,
+    NotAuthorised,
     PdkvError,
     PeerLost,
+    ProtocolError,
     RemoteError,
+    TlsRefused,
     WrongIncarnation,
 )
 from pdkv.ids import Incarnation, PeerName
-from pdkv.node.messages import Accepted, Token
+from pdkv.node.messages import Accepted, NodeIntro, Token
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
 from pdkv.rpc.convert import prefill
 from pdkv.rpc.errors import KINDS
 from pdkv.rpc.security import PlainText
+from pdkv.rpc.server import GrpcServer, Services
+from pdkv.rpc.transport import Endpoint
+from tests.certificates import HERE
 from tests.rpc import samples
 from tests.rpc.fakes import FakeDecode, FakePrefill, FakeRouter, Stream, collect, failure, run, serving, soon
 from tests.rpc.test_errors import example
+from tests.rpc.tls import DECODE, PREFILL, Files, dialling, served
 
 
 def test_every_call_arrives_and_is_answered() -> None:
@@ -235,6 +244,72 @@ def test_nothing_is_retried() -> None:
             with pytest.raises(Draining):
                 await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
             assert len(node.calls) == 1
+
+    run(body)
+
+
+NAMES: dict[str, tuple[tuple[str, ...], str]] = {
+    "its own": ((PREFILL, *HERE), ""),
+    "another node's": (("p9", *HERE), f"says it is node {PREFILL}, but its certificate has no DNS name {PREFILL}"),
+    "a URI alone": ((f"spiffe://fleet/pdkv/{PREFILL}", *HERE), "its certificate has no DNS name"),
+}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_an_introduction_counts_only_from_a_certificate_of_that_name(what: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        names, refusal = NAMES[what]
+        files = Files(tmp_path)
+        node = FakePrefill()
+        async with served(files.of("server", *names), Services(node)) as server, dialling(files.client) as directory:
+            peer = directory.peer(server.address)
+            if not refusal:
+                assert await peer.connect(samples.intro(samples.D)) == samples.intro()
+                assert await peer.renew_lease(samples.LEASE_CALL) == 30.0
+                return
+            with pytest.raises(NotAuthorised, match=refusal) as refused:
+                await peer.connect(samples.intro(samples.D))
+            assert refused.value.fields == {"address": server.address, "node": PREFILL}
+            calls = len(node.calls)
+            with pytest.raises(TlsRefused):
+                await peer.renew_lease(samples.LEASE_CALL)
+            assert len(node.calls) == calls
+
+    run(body)
+
+
+def test_a_node_that_is_another_one_when_it_is_asked_again_is_not_believed(tmp_path: Path) -> None:
+    async def body() -> None:
+        class Turncoat(FakePrefill):
+            async def connect(self, intro: NodeIntro) -> NodeIntro:
+                self.calls.append(intro)
+                return samples.intro(samples.P if len(self.calls) == 1 else samples.D)
+
+        files = Files(tmp_path)
+        both = files.of("server", PREFILL, DECODE, *HERE)
+        async with served(both, Services(Turncoat())) as server, dialling(files.client) as directory:
+            with pytest.raises(ProtocolError, match=f"is {PREFILL}.* first and {DECODE}"):
+                await directory.peer(server.address).connect(samples.intro(samples.D))
+
+    run(body)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_node_that_comes_up_late_is_waited_for(tls: bool, tmp_path: Path) -> None:
+    async def body() -> None:
+        files = Files(tmp_path)
+        own = files.client if tls else PlainText()
+        async with dialling(own) as directory:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                address = f"127.0.0.1:{free.getsockname()[1]}"
+            connecting = asyncio.create_task(directory.peer(address).connect(samples.intro(samples.D)))
+            _, error = await failure(directory.peer(address).prefill(samples.prefill_request()))
+            assert isinstance(error, PeerLost)
+            assert not connecting.done()
+            server = GrpcServer(Endpoint(address), Services(FakePrefill()), files.server if tls else PlainText())
+            await server.start()
+            assert (await connecting).name == samples.P
+            await server.stop(0)
 
     run(body)
 

@@ -1,13 +1,19 @@
 """What a service raises by mistake stays inside its call."""
 
+import asyncio
 import logging
 
+import grpc
 import pytest
 
 from pdkv.errors import DeadlineExceeded, PdkvError
 from pdkv.rpc import interceptors
+from pdkv.rpc.convert.checks import RANK_DEADLINE_S, UNARY_DEADLINE_S
+from pdkv.rpc.guard import Guard
+from pdkv.rpc.security import Gate, PlainText
+from pdkv.v1.common_pb2 import StatusRequest
 from tests.rpc import samples
-from tests.rpc.fakes import FakePrefill, Stream, collect, failure, run, serving
+from tests.rpc.fakes import LIMIT_S, FakePrefill, Stream, collect, failure, run, serving
 
 
 def test_a_bug_ends_its_call_and_is_logged_whole(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,5 +49,35 @@ def test_a_unary_call_ends_even_if_its_client_set_no_deadline(monkeypatch: pytes
         async with serving(Stuck()) as (server, directory):
             with pytest.raises(DeadlineExceeded, match="RenewLease did not end within"):
                 await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
+
+    run(body)
+
+
+def test_a_rank_has_as_long_as_its_leader_gives_it() -> None:
+    """What the server allows is what the client waits: 30 s would cut off steps that take longer."""
+    methods = ("/pdkv.v1.Rank/Step", "/pdkv.v1.Rank/Read", "/pdkv.v1.Prefill/Status")
+    assert [interceptors.deadline_s(method) for method in methods] == [RANK_DEADLINE_S] * 2 + [UNARY_DEADLINE_S]
+
+
+def test_a_slow_step_of_a_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptors, "UNARY_DEADLINE_S", 0.0)
+
+    async def body() -> None:
+        server = grpc.aio.server(interceptors=[interceptors.CallInterceptor(Guard(PlainText(), Gate()))])
+
+        async def say(request: bytes, context: object) -> bytes:
+            await asyncio.sleep(0)
+            return b""
+
+        for service in ("pdkv.v1.Rank", "pdkv.v1.Prefill"):
+            handler = grpc.unary_unary_rpc_method_handler(say, request_deserializer=StatusRequest.FromString)
+            server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Step": handler})])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await channel.unary_unary("/pdkv.v1.Rank/Step")(b"", timeout=LIMIT_S)
+            with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+                await channel.unary_unary("/pdkv.v1.Prefill/Step")(b"", timeout=LIMIT_S)
+        await server.stop(0)
 
     run(body)
