@@ -17,8 +17,10 @@ from pdkv import __version__
 from pdkv.adapters.reference.engine import ENGINE_NAME, ReferenceEngine
 from pdkv.adapters.reference.model import LoadedModel, load_model
 from pdkv.adapters.reference.mtp import MtpDrafter
+from pdkv.adapters.synthetic import engine as synthetic
 from pdkv.config import DecodeConfig, NodeConfig
 from pdkv.contract import Contract, ContractFacts, build_contract
+from pdkv.errors import ConfigError
 from pdkv.geometry.page_layout import PageFormat, page_format
 from pdkv.ids import NodeId, PeerName, new_incarnation
 from pdkv.kvcache.eviction import eviction_order
@@ -33,12 +35,15 @@ from pdkv.transfer.backends import backend_factory
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
 
+Model = LoadedModel | synthetic.SyntheticModel
+AnyEngine = ReferenceEngine | synthetic.SyntheticEngine
+
 
 def build_parts(config: NodeConfig) -> NodeParts:
     """Raises `ConfigError` naming the field that can't be used."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    model = model_of(config)
+    model = _synthetic_of(config) if config.engine == synthetic.ENGINE_NAME else model_of(config)
     fmt = page_format(model.shape, main_row=config.main_row)
     pool = SlotPool.create(
         fmt,
@@ -48,7 +53,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
         path=config.memory_path or None,
         device=config.device,
     )
-    engine = ReferenceEngine(model, pool)
+    engine = ReferenceEngine(model, pool) if isinstance(model, LoadedModel) else synthetic.SyntheticEngine(model, pool)
     contract = contract_of(config, model, fmt)
     name = PeerName(NodeId(config.node_id), new_incarnation())
     return NodeParts(
@@ -71,16 +76,22 @@ def model_of(config: NodeConfig) -> LoadedModel:
     return load_model(config.model, seed=config.seed, indexer_types=config.indexer_types, draft_layers=layers)
 
 
-def drafter_of(config: NodeConfig, contract: Contract, model: LoadedModel, engine: ReferenceEngine) -> Drafter | None:
-    """An oracle drafts on the engine, a draft layer in its pool; None without speculation."""
+def _synthetic_of(config: NodeConfig) -> synthetic.SyntheticModel:
     if config.speculation == "mtp":
+        raise ConfigError("speculation", config.speculation, "none or oracle: a synthetic engine has no draft layer")
+    return synthetic.synthetic_model(config.model, seed=config.seed, indexer_types=config.indexer_types)
+
+
+def drafter_of(config: NodeConfig, contract: Contract, model: Model, engine: AnyEngine) -> Drafter | None:
+    """An oracle drafts on the engine, a draft layer in its pool; None without speculation."""
+    if config.speculation == "mtp" and isinstance(model, LoadedModel) and isinstance(engine, ReferenceEngine):
         return MtpDrafter(model, engine.pool, topk=contract.draft_topk, index_sharing=contract.index_sharing)
     if config.speculation == "oracle":
         return Oracle(engine, contract.vocab_size, acceptance=config.oracle_acceptance, seed=config.seed)
     return None
 
 
-def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Contract:
+def contract_of(config: NodeConfig, model: Model, fmt: PageFormat) -> Contract:
     """A node that doesn't check digests still reads from one that makes them; one that makes none is found out."""
     unchecked = config.digest == "none"
     facts = ContractFacts(
@@ -91,7 +102,7 @@ def contract_of(config: NodeConfig, model: LoadedModel, fmt: PageFormat) -> Cont
         version=__version__,
         host=platform.node(),
         gpu=torch.cuda.get_device_name() if config.device.startswith("cuda") else "",
-        engine=ENGINE_NAME,
+        engine=ENGINE_NAME if isinstance(model, LoadedModel) else synthetic.ENGINE_NAME,
     )
     return build_contract(model.shape, fmt, identity=facts)
 

@@ -202,3 +202,18 @@ def test_other_weights_are_another_contract() -> None:
     mine, theirs = (contract_of(PrefillConfig(), m, fmt) for m in (model, replace(model, weights_id="sha256:other")))
     with pytest.raises(ContractMismatch, match=r"weights_id: mine sha256:.*, theirs sha256:other"):
         require_compatible(mine, theirs)
+
+
+def test_a_synthetic_engine_takes_a_model_of_any_size() -> None:
+    parts = build_parts(DecodeConfig(engine="synthetic", model="glm-5.3", pool_pages=3, backend="loopback"))
+    try:
+        assert parts.contract.engine == "synthetic"
+        assert parts.contract.weights_id == "synthetic/0"
+        assert len(parts.contract.indexer_types) == 78
+    finally:
+        parts.close()
+
+
+def test_a_synthetic_engine_has_no_draft_layer() -> None:
+    with pytest.raises(ConfigError, match="speculation"):
+        build_parts(DecodeConfig(engine="synthetic", speculation="mtp", pool_pages=3, backend="loopback"))
