@@ -17,11 +17,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdkv.errors import ConfigError
+from pdkv.fields import (
+    Address,
+    Addresses,
+    Bytes,
+    Count,
+    FilePath,
+    Listed,
+    NodeName,
+    Seconds,
+    Takes,
+    ZmqEndpoint,
+    field_kind,
+)
 from pdkv.geometry.byte_ledger import usable_pages
 from pdkv.geometry.page_layout import INDEX_PAGE_ROWS
+from pdkv.geometry.row_format import MAIN_ROWS
 from pdkv.rpc.convert.checks import MAX_DURATION_S
 from pdkv.rpc.security import Gate, MutualTls, Security, security_of
 
@@ -29,77 +43,27 @@ ENV_PREFIX = "PDKV_"
 MIB = 1 << 20
 _GATE = Gate()
 
-_DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_UNITS = {"": 1, **_DECIMAL, **_BINARY}
-
-
-def parse_bytes(text: str | int, field: str = "bytes") -> int:
-    """A count of bytes from 4096, "4096", "64 MiB" (1024^2) or "55GB" (1000^3). Raises `ConfigError` naming `field`."""
-    match = re.fullmatch(r"([0-9]+)(\.[0-9]+)?\s*([A-Za-z]*)", str(text).strip())
-    unit = _UNITS.get(match[3].upper()) if match else None
-    if not match or unit is None or (match[2] and unit == 1):
-        raise ConfigError(field, text, "a count of bytes such as 4096, 64MiB or 55GB")
-    digits = (match[2] or ".")[1:]
-    # integers throughout: a float loses bytes from 2^53 on
-    return int(match[1] + digits) * unit // int(10 ** len(digits))
-
-
-def _size(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_bytes(value)
-    except ConfigError as e:
-        raise ValueError(f"must be {e.fields['allowed']}") from e
-
-
-def _listed(value: object) -> object:
-    """A flag or variable writes a list as one string with commas."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-def _address(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("must be host:port")
-    return value
-
-
-def _zmq_endpoint(value: str) -> str:
-    if value and not re.fullmatch(r"(tcp|ipc)://.+", value):
-        raise ValueError("must be a ZMQ endpoint: tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
-    return value
-
-
-Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-Address = Annotated[str, BeforeValidator(lambda v: _address(v) if isinstance(v, str) else v)]
-Addresses = Annotated[tuple[Address, ...], BeforeValidator(_listed)]
-ZmqEndpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-
 
 class ServiceConfig(BaseModel):
     """What a router and a node have in common."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    node_id: str = Field(default_factory=lambda: _host_name(), pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    node_id: NodeName = Field(default_factory=lambda: _host_name())
     """Name of this node in its fleet, unique there; not given: the host's name."""
     bind: Address = "127.0.0.1:0"
     """Where to listen; port 0 takes a free one."""
-    advertise: str = ""
+    advertise: Annotated[str, Takes("HOST[:PORT]", "host or host:port")] = ""
     """host or host:port that peers dial; empty: what was bound."""
-    tls_ca: str = ""
+    tls_ca: FilePath = ""
     """PEM file of the CA whose certificates are taken, for mutual TLS; changes are seen without a restart."""
-    tls_certificate: str = ""
+    tls_certificate: FilePath = ""
     """PEM file of this process's certificate, with its chain; a node's must name its node_id."""
-    tls_key: str = ""
+    tls_key: FilePath = ""
     """PEM file of that certificate's key, without a password."""
     insecure: bool = False
     """Serve and dial gRPC in plain text instead: whoever reaches a port may use it. Has to be said."""
-    allow_names: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    allow_names: Annotated[tuple[str, ...], Listed] = ()
     """Names in certificates that may call, as patterns such as decode-*,spiffe://fleet/*; none: all of the CA."""
     calls_per_peer: Annotated[int, Field(ge=1)] = _GATE.calls_per_peer
     """Most calls of one peer (a certificate's names; in plain text an IP address) that run at once."""
@@ -133,17 +97,19 @@ class ServiceConfig(BaseModel):
 class NodeConfig(ServiceConfig):
     """A rank with a pool: prefill or decode."""
 
-    model: str = "tiny"
+    model: Annotated[str, Takes("MODEL", "a preset or a path")] = "tiny"
     """Preset, directory of a checkpoint, or path of a config.json."""
+    engine: Literal["reference", "synthetic"] = "reference"
+    """What computes: transformers' model, or nothing: rows that follow from the tokens, for measuring all the rest."""
     seed: Count = 0
     """Of random weights, where the model has none."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of the engine; none: its own choice."""
-    main_row: str = "fp8_ds_mla"
+    main_row: Annotated[str, Takes("|".join(MAIN_ROWS), f"one of {', '.join(MAIN_ROWS)}")] = "fp8_ds_mla"
     """Row format of main KV."""
     draft_layers: Count = 0
     """MTP layers with rows of their own in the pages."""
-    indexer_types: Annotated[tuple[Literal["full", "shared"], ...], BeforeValidator(_listed)] | None = None
+    indexer_types: Annotated[tuple[Literal["full", "shared"], ...], Listed] | None = None
     """Overrides the model's list, to show that a peer with another list is refused."""
     pool_bytes: Bytes = 256 * MIB
     """Memory of the pool, such as 2GiB; takes whole pages of it."""
@@ -151,9 +117,9 @@ class NodeConfig(ServiceConfig):
     """Pages with the write sink; instead of `pool_bytes`."""
     memory: Literal["anonymous", "shared", "file", "torch"] = "anonymous"
     """Kind of memory: private on huge pages, a memfd, a file, or torch's own."""
-    memory_path: str = ""
+    memory_path: FilePath = ""
     """Of the file, for memory "file"."""
-    device: str = "cpu"
+    device: Annotated[str, Takes("DEVICE", "a device of torch")] = "cpu"
     """Where the pool lies, as torch names it."""
     placement: Literal["page_major", "layer_major"] = "page_major"
     """A page in one piece, or one buffer a layer."""
@@ -237,7 +203,7 @@ class PrefillConfig(NodeConfig):
     scores_bytes: Bytes | None = None
     """Most memory of one step's index scores, rows x columns x 4 B: later steps of a long prompt get shorter to stay
     within it; none: no limit."""
-    lease_ttl_s: Annotated[float, Field(gt=0, le=MAX_DURATION_S)] = 30.0
+    lease_ttl_s: Annotated[Seconds, Field(le=MAX_DURATION_S)] = 30.0
     """How long a decode node may read a request's pages without renewing its lease; at most a week."""
     leases_per_peer: Annotated[int, Field(ge=1)] = 1024
     """Most requests of one decode node whose pages are kept for it at once."""
@@ -284,7 +250,7 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
     """A YAML file's top-level mapping. Raises `ConfigError` if there is none."""
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+    except (OSError, ValueError, yaml.YAMLError) as e:  # a ValueError of bytes that are no text, or of a date or number
         raise ConfigError("config", str(path), f"a YAML file ({e})") from e
     content = {} if content is None else content
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -329,17 +295,19 @@ def _from_environment(cls: type[ServiceConfig], environ: Mapping[str, str]) -> d
 def _named(cls: type[ServiceConfig], error: ValidationError) -> ConfigError:
     """The first of pydantic's complaints as an error of ours."""
     first = error.errors()[0]
-    field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    have = first["input"]
-    if first["type"] == "extra_forbidden":
-        message = "one of " + ", ".join(sorted(cls.model_fields))
-    elif first["type"] == "missing":
-        have, message = None, "a value: it has no default"
-    elif not field:
+    where, have = first["loc"], first["input"]
+    if not where:
         # a rule over several fields names the one to change itself
-        field, _, message = message.partition(": ")
-        have = getattr(have, field, None) if not isinstance(have, dict) else have.get(field)
-    return ConfigError(field, have, message)
+        field, _, allowed = first["msg"].removeprefix("Value error, ").partition(": ")
+        return ConfigError(field, have.get(field) if isinstance(have, dict) else getattr(have, field, None), allowed)
+    field = ".".join(map(str, where))
+    if first["type"] == "extra_forbidden":
+        return ConfigError(field, have, "one of " + ", ".join(sorted(cls.model_fields)))
+    kind = field_kind(cls.model_fields[str(where[0])])
+    if first["type"] == "missing":
+        return ConfigError(field, None, f"{kind.words}; it has no default")
+    # an entry of a list by what entries are
+    return ConfigError(field, have, kind.items.words if len(where) > 1 and kind.items else kind.words)
 
 
 def _host_name() -> str:

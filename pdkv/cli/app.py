@@ -15,6 +15,7 @@ import typer
 from pdkv import __version__
 from pdkv.cli.demo import demo
 from pdkv.cli.generate import generate
+from pdkv.cli.help import Command, Group
 from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
 from pdkv.cli.rank import rank
@@ -26,6 +27,7 @@ BAD_INPUT = 2
 
 app = typer.Typer(
     name="pdkv",
+    cls=Group,
     help="Moves the KV of a prompt from a prefill to a decode node, and proves that what arrived is what was meant.",
     no_args_is_help=True,
     add_completion=False,
@@ -49,20 +51,20 @@ def _root(
     pass
 
 
-app.command("demo")(demo)
-app.command("plan")(plan)
-app.command("prefill")(prefill)
-app.command("decode")(decode)
-app.command("rank")(rank)
-app.command("router")(router)
-app.command("generate")(generate)
-app.command("replay")(replay)
+app.command("demo", cls=Command)(demo)
+app.command("plan", cls=Command)(plan)
+app.command("prefill", cls=Command)(prefill)
+app.command("decode", cls=Command)(decode)
+app.command("rank", cls=Command)(rank)
+app.command("router", cls=Command)(router)
+app.command("generate", cls=Command)(generate)
+app.command("replay", cls=Command)(replay)
 
 
 def run(args: Sequence[str] | None = None) -> None:
     """Run the command line (`sys.argv` unless given) and leave by `SystemExit`."""
     try:
-        app(args)
+        app(args, prog_name="pdkv")
     except PdkvError as error:
         # a cause (YAML's, say) may be worded over several lines
         print(f"pdkv: {error.kind}: {' '.join(str(error).split())}", file=sys.stderr)

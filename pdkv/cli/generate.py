@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import sys
 from contextlib import aclosing
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdkv.cli.options import INSECURE, TLS_CA, TLS_CERTIFICATE, TLS_KEY
+from pdkv.cli.client import ClientOptions, options_command
 from pdkv.errors import ConfigError, PeerLost
-from pdkv.rpc.security import Security, security_of
 
 if TYPE_CHECKING:
     from pdkv.ids import UInt32Array
     from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling
     from pdkv.node.ports import DecodeService
+    from pdkv.rpc.security import Security
 
 _BYTES = 256
 """The presets' vocabulary is the bytes; other models' prompts come as token ids."""
@@ -31,45 +32,63 @@ _MAX_TOKENS = 1 << 22
 """The most that a request can ask for."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    decode: str
-    router: str
-    security: Security
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(ClientOptions):
+    """The command line, one field an option."""
 
-
-def generate(
     prompt: Annotated[
         str,
-        typer.Argument(help="The prompt's text (byte-level), or @FILE: text, or JSON token ids if it ends in .json."),
-    ],
-    decode: Annotated[str, typer.Option(help="host:port of a decode node.")] = "",
-    router: Annotated[str, typer.Option(help="host:port of a router.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, max=_MAX_TOKENS, help="Tokens to generate.")] = 16,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt's text (byte-level), or @FILE: text, or JSON token ids if it ends in .json.",
+        ),
+    ]
+    decode: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of a decode node.")] = ""
+    router: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of a router; one of the two.")] = ""
+    max_tokens: Annotated[int, typer.Option(min=1, max=_MAX_TOKENS, metavar="N", help="Tokens to generate.")] = 16
     sample: Annotated[
-        str, typer.Option(help='Empty is greedy; else "temperature=0.8,top_p=0.95,seed=1": the same on any node.')
-    ] = "",
-    json_wanted: Annotated[bool, typer.Option("--json", help="One JSON object at the end, with the account.")] = False,
-    tls_ca: Annotated[str, TLS_CA] = "",
-    tls_certificate: Annotated[str, TLS_CERTIFICATE] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    insecure: Annotated[bool, INSECURE] = False,
-) -> None:
-    """Generate from a running fleet and stream the tokens.
+        str,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Keys: temperature, top_p, seed; the same tokens on any node. Without it greedy.",
+        ),
+    ] = ""
+    wait: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Wait first until the node or router says SERVING, so long at most."),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="One JSON object at the end, with the account.")] = False
 
-    Example:
+    @property
+    def address(self) -> str:
+        return self.decode or self.router
 
-    `pdkv generate "Once upon a page" --decode 127.0.0.1:7001 --max-tokens 32 --insecure`
-    """
-    if bool(decode) == bool(router):
-        raise ConfigError("decode, router", f"{decode!r}, {router!r}", "exactly one of the two")
-    security = security_of(ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=insecure)
-    request = _request(prompt, _sampling(sample, max_tokens))
+
+HELP = """Generate from a running fleet and stream the tokens.
+
+**Examples**
+
+`pdkv generate "Once upon a page" --decode 127.0.0.1:7001 --max-tokens 32 --insecure`
+
+`pdkv generate @prompt.txt --router 127.0.0.1:8000 --wait 60 --sample temperature=0.8,seed=1 --insecure`
+"""
+
+
+def run_generate(options: GenerateOptions) -> None:
+    if bool(options.decode) == bool(options.router):
+        raise ConfigError("decode, router", f"{options.decode!r}, {options.router!r}", "exactly one of the two")
+    if options.wait is not None and not 0 < options.wait < math.inf:
+        raise ConfigError("wait", options.wait, "a number of seconds above 0")
+    security = options.security()
+    request = _request(options.prompt, _sampling(options.sample, options.max_tokens))
     try:
-        asyncio.run(_generate(_Where(decode, router, security), request, json_wanted=json_wanted))
+        asyncio.run(_generate(options, security, request))
     except KeyboardInterrupt:
         print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+generate = options_command(GenerateOptions, run_generate, HELP)
 
 
 def _sampling(text: str, max_tokens: int) -> Sampling:
@@ -124,12 +143,15 @@ def _tokens(prompt: str) -> UInt32Array:
         raise ConfigError("prompt", prompt, f"a JSON list of token ids, whole numbers from 0 on ({error})") from error
 
 
-async def _generate(where: _Where, request: GenerateRequest, *, json_wanted: bool) -> None:
+async def _generate(options: GenerateOptions, security: Security, request: GenerateRequest) -> None:
     from pdkv.node.messages import GenerateDone
     from pdkv.rpc.client import GrpcDirectory
+    from pdkv.rpc.health import until_serving
 
-    directory = GrpcDirectory(where.security)
-    service: DecodeService = directory.decode(where.decode) if where.decode else directory.router(where.router)
+    if options.wait is not None:
+        await until_serving(options.address, security, within_s=options.wait)
+    directory = GrpcDirectory(security)
+    service: DecodeService = directory.decode(options.decode) if options.decode else directory.router(options.router)
     tokens: list[int] = []
     done: GenerateDone | None = None
     try:
@@ -139,14 +161,14 @@ async def _generate(where: _Where, request: GenerateRequest, *, json_wanted: boo
                     done = event
                 else:
                     tokens.append(event.token)
-                    if not json_wanted:
+                    if not options.json:
                         sys.stdout.write(_shown(event.token))
                         sys.stdout.flush()
     finally:
         await directory.close()
     if done is None:
-        raise PeerLost("the stream ended without a last word", address=where.decode or where.router)
-    _say(tokens, done) if not json_wanted else print(json.dumps(_object(tokens, done)))
+        raise PeerLost("the stream ended without a last word", address=options.address)
+    _say(tokens, done) if not options.json else print(json.dumps(_object(tokens, done)))
 
 
 def _shown(token: int) -> str:

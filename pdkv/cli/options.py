@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pdkv.config import ENV_PREFIX, ServiceConfig, resolve
+from pdkv.config import ENV_PREFIX, NodeConfig, ServiceConfig, resolve
+from pdkv.fields import Kind, field_kind, shown_bytes
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -28,11 +29,11 @@ class ServeOptions:
     """Id of the process that started this one, and whose end is this one's end too."""
 
 
-TLS_CA = typer.Option(help="PEM file of the CA whose certificates are taken.", envvar=f"{ENV_PREFIX}TLS_CA")
-TLS_CERTIFICATE = typer.Option(help="PEM file of your certificate.", envvar=f"{ENV_PREFIX}TLS_CERTIFICATE")
-TLS_KEY = typer.Option(help="PEM file of its key.", envvar=f"{ENV_PREFIX}TLS_KEY")
-INSECURE = typer.Option("--insecure", help="Plain text instead.", envvar=f"{ENV_PREFIX}INSECURE")
-"""Of a client, as of a service."""
+OWN_PANEL = "This service"
+PANELS: dict[str, type[ServiceConfig]] = {"Every service": ServiceConfig, "Every node with a pool": NodeConfig}
+RUN_PANEL = "This process"
+SETTINGS_WORDS = f"""Each setting may also be a variable (`--node-id` is `{ENV_PREFIX}NODE_ID`) or a key of a YAML file
+(`--config`; `node_id: p0`). A switch that is on may be turned off by its `--no-` form."""
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -45,31 +46,53 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
         options = ServeOptions(json=given.pop("json"), exit_with=given.pop("exit_with"))
         run(resolve(cls, given, path), options)
 
-    parameters = [_field_parameter(name, cls) for name in cls.model_fields]
+    panels = [OWN_PANEL, *reversed(PANELS)]
+    names = sorted(cls.model_fields, key=lambda name: panels.index(_panel(name)))
+    parameters = [_field_parameter(name, cls) for name in names]
+    yaml = _option("YAML file with these settings; a flag or variable wins over it.", "PATH", RUN_PANEL)
+    says = _option("Say where it serves as one JSON line on stdout, once it does.", "", RUN_PANEL, "--json")
+    ends = _option("End when this process ends, which started it.", "PID", RUN_PANEL)
     parameters += [
-        _parameter("config", Path | None, None, "YAML file with these settings; a flag or variable wins over it."),
-        _parameter("json", bool, False, "Say where the node serves as one JSON line on stdout, once it does."),
-        _parameter("exit_with", int | None, None, "Process id of the parent: end when it ends, however it does."),
+        _parameter("config", Path | None, None, yaml),
+        _parameter("json", bool, False, says),
+        _parameter("exit_with", int | None, None, ends),
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__doc__ = doc
+    command.__doc__ = f"{inspect.cleandoc(doc)}\n\n{SETTINGS_WORDS}"
     return command
 
 
 def _field_parameter(name: str, cls: type[ServiceConfig]) -> inspect.Parameter:
     """Text for every field but switches: the config class reads it, as it reads a variable, and names what is wrong."""
     info = cls.model_fields[name]
-    plain = info.default_factory is None and not info.is_required() and info.default not in ("", None, ())
-    default = f" Default: {_shown(info.default)}." if plain else ""
-    words = f"{info.description or ''}{default} [{ENV_PREFIX}{name.upper()}]".strip()
-    return _parameter(name, (bool if info.annotation is bool else str) | None, None, words)
+    kind = field_kind(info)
+    words = [info.description or ""]
+    words += [f"{kind.bounds[:1].upper()}{kind.bounds[1:]}."] if kind.bounds else []
+    words += ["Required."] if info.is_required() else []
+    words += [] if info.default_factory or info.is_required() else _default_words(info.default, kind)
+    value = (bool if info.annotation is bool else str) | None
+    return _parameter(name, value, None, _option(" ".join(words), kind.metavar, _panel(name)))
 
 
-def _shown(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _panel(name: str) -> str:
+    """Of the class that brings the field in."""
+    return next((title for title, owner in PANELS.items() if name in owner.model_fields), OWN_PANEL)
 
 
-def _parameter(name: str, kind: Any, default: object, words: str) -> inspect.Parameter:
-    option = typer.Option(help=words, show_default=False)
+def _default_words(value: Any, kind: Kind) -> list[str]:
+    """None where the field's own words say what an empty value or a switch that is off means."""
+    if value is None or value is False or value in ("", ()):
+        return []
+    if kind.metavar == "SIZE":
+        return [f"Default: {shown_bytes(value)}."]
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if kind.type is float else value
+    return [f"Default: {'on' if value is True else shown}."]
+
+
+def _option(words: str, metavar: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, help=words, show_default=False, metavar=metavar or None, rich_help_panel=panel)
+
+
+def _parameter(name: str, kind: Any, default: object, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=Annotated[kind, option])

@@ -41,16 +41,28 @@ other; what a trace doesn't tell is in docs/replay.md.
 
 
 def replay(
-    trace: Annotated[str, typer.Argument(help="JSONL: timestamp, input_length, output_length, hash_ids a line.")],
-    pages: Annotated[int, typer.Option(help="Pages of the pool that can be handed out.")],
+    trace: Annotated[
+        str,
+        typer.Argument(metavar="TRACE", help="JSONL file: timestamp, input_length, output_length, hash_ids a line."),
+    ],
+    pages: Annotated[int, typer.Option(metavar="PAGES", help="Pages of the pool that can be handed out; at least 1.")],
     policy: Annotated[
-        str | None, typer.Option(help="lru, lfu, fifo, priority or all [default: lru; all for a plot].")
+        str | None,
+        typer.Option(
+            metavar="lru|lfu|fifo|priority|all", help="Which pages are evicted first. Default: lru; all for a plot."
+        ),
     ] = None,
-    eagle_rule: Annotated[str, typer.Option(help="none, bigram or drop_page.")] = "none",
-    page_tokens: Annotated[int, typer.Option(help="Tokens a page; a divisor of 512.")] = 64,
-    sizes: Annotated[str | None, typer.Option(help="More pool sizes to run, in pages: 1000,2000,4000.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
-    plot: Annotated[str | None, typer.Option(help="Draw hit rate against pool size: .png, .svg, .pdf.")] = None,
+    eagle_rule: Annotated[
+        str, typer.Option(metavar="none|bigram|drop_page", help="How a prefix hit falls back for a draft head.")
+    ] = "none",
+    page_tokens: Annotated[int, typer.Option(metavar="TOKENS", help="Tokens of a page; a divisor of 512.")] = 64,
+    sizes: Annotated[
+        str | None, typer.Option(metavar="PAGES,...", help="More pool sizes to run, with commas between them.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N requests; at least 1.")] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Draw hit rate against pool size: .png, .svg or .pdf.")
+    ] = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: the first run; all are in runs.")
     ] = False,

@@ -134,6 +134,22 @@ def test_an_interrupt_ends_it_here_and_at_the_node() -> None:
     asyncio.run(body())
 
 
+def test_a_node_that_does_not_serve_yet_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    async def body() -> None:
+        async with serving(decode=FakeDecode(Stream(*EVENTS))) as (server, _), asyncio.timeout(30.0):
+            await server.set_serving(serving=False)
+            command = ("generate", "hello", "--insecure", "--decode", server.address)
+            assert await asyncio.to_thread(exit_code, *command, "--wait", "0.2") == 2
+            waiting = asyncio.create_task(asyncio.to_thread(exit_code, *command, "--wait", "30"))
+            await server.set_serving(serving=True)
+            assert await waiting == 0
+
+    asyncio.run(body())
+    out, err = capsys.readouterr()
+    assert out == "ok\n<7><256>"
+    assert err.startswith("pdkv: DeadlineExceeded: ")
+
+
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("generate", "hello", "--insecure", "--decode", "127.0.0.1:1") == 2
     assert capsys.readouterr().err.startswith("pdkv: PeerLost: Generate at 127.0.0.1:1: UNAVAILABLE")

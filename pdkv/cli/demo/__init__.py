@@ -24,7 +24,7 @@ NEEDED = ("torch", "nixl", "transformers")
 
 def demo(
     requests: Annotated[
-        int, typer.Option(min=6, max=200, help="Requests that are compared with one process; at least 6.")
+        int, typer.Option(min=6, max=200, metavar="N", help="Requests that are compared with one process.")
     ] = 9,
     json_wanted: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:

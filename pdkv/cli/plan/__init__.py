@@ -11,7 +11,8 @@ import json
 
 import typer
 
-from pdkv.cli.plan.options import PlanOptions, plan_command
+from pdkv.cli.client import options_command
+from pdkv.cli.plan.options import PlanOptions
 
 DOES_NOT_FIT = 3
 """Exit code when a context doesn't fit, or a complaint has a cause."""
@@ -36,8 +37,8 @@ Exit code 3: a context doesn't fit, or a complaint has a cause.
 
 `pdkv plan --model glm-5.3 --diagnose pool --given memory_bytes=56GB,usable_pages=15536`: why the pool is smaller.
 
-`pdkv plan --node 127.0.0.1:7001 --context 16384 --probe 2048 --given memory_bytes_per_s=2e10`: all four complaints,
-from a running node, which knows its model itself.
+`pdkv plan --node 127.0.0.1:7001 --insecure --context 16384 --probe 2048 --given memory_bytes_per_s=2e10`: all four
+complaints, from a running node, which knows its model itself.
 
 **Keys of --given** (a node fills in what it knows; what is given wins)
 
@@ -54,6 +55,7 @@ def run_plan(options: PlanOptions) -> None:
     from pdkv.cli.plan.objects import findings_object, plan_object
     from pdkv.cli.plan.text import findings_text, plan_text, show
 
+    options.check()
     if options.complains:
         answers = answer(options)
         typer.echo(json.dumps(findings_object(answers))) if options.json else show(findings_text(answers))
@@ -70,4 +72,4 @@ def run_plan(options: PlanOptions) -> None:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-plan = plan_command(run_plan, HELP)
+plan = options_command(PlanOptions, run_plan, HELP)

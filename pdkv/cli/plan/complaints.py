@@ -14,9 +14,9 @@ from typing import Any
 
 from pdkv.cli.plan.figures import Plan, find_card, make_plan
 from pdkv.cli.plan.options import PlanOptions
-from pdkv.config import parse_bytes
 from pdkv.contract import Contract
 from pdkv.errors import ConfigError
+from pdkv.fields import parse_bytes
 from pdkv.geometry import diagnose
 from pdkv.geometry.diagnose import Finding
 from pdkv.geometry.fleet import RankPool, stage_shape
@@ -68,7 +68,7 @@ def answer(options: PlanOptions) -> Answers:
     if options.node is not None:
         from pdkv.cli.plan.live import observe
 
-        observed = asyncio.run(observe(options.node, options.probe))
+        observed = asyncio.run(observe(options.node, options.probe, options.security()))
         seen, subject = observed.seen, subject or _of_node(observed.contract, options)
     if subject is None:
         raise ConfigError("model", None, "a preset or path, or a node to ask")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pdkv.cli.plan.options import PlanOptions
-from pdkv.config import parse_bytes
+from pdkv.cli.plan.options import DEFAULT_ROW, PlanOptions
 from pdkv.errors import ConfigError
+from pdkv.fields import parse_bytes
 from pdkv.geometry import byte_ledger as ledger
 from pdkv.geometry import traffic, workspaces
 from pdkv.geometry.fleet import GPUS, Gpu, GpuMemory, Layout, RankPool, find_gpu
@@ -19,7 +19,6 @@ from pdkv.geometry.page_layout import INDEX_PAGE_ROWS, PageFormat, page_format
 from pdkv.geometry.what_if import Setup, Variant, dcp_only, fit_of, variants, what_fits
 
 CONTEXTS = (8_192, 131_072, 524_288, 1_048_576)
-MAIN_ROW = "fp8_ds_mla"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def make_plan(options: PlanOptions) -> Plan:
     config = load_config(options.model)
     shape = model_shape(config, draft_layers=options.draft_layers)
     ledger.require_not_negative(output_tokens=options.output_tokens, draft_tokens=options.draft_tokens)
-    main_row = options.main_row or MAIN_ROW
+    main_row = options.main_row or DEFAULT_ROW
     fmt = page_format(shape, main_row=main_row, rollback_tokens=options.draft_tokens)
     positions = max_positions(config)
     tokens = _contexts(options, positions)

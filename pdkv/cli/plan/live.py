@@ -1,7 +1,7 @@
 """Numbers of a running node, for the complaints.
 
 Guarantees: asks for the status once and changes nothing; prompts go out only when their length was given, and are
-random, so that they hit nobody's pages; the connection is plain text.
+random, so that they hit nobody's pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pdkv.node.ports import DecodeService
 
 if TYPE_CHECKING:
     from pdkv.rpc.client import GrpcDirectory
-    from pdkv.rpc.security import PlainText
+    from pdkv.rpc.security import Security
 
 STEPS = 16
 """Decode steps that are timed at each context."""
@@ -54,13 +54,13 @@ class Timed:
     step_s: float
 
 
-async def observe(address: str, probe_tokens: int | None) -> Observed:
+async def observe(address: str, probe_tokens: int | None, security: Security) -> Observed:
     """Raises `ConfigError` for an address or probe that can't be used, and what a call raises."""
     from pdkv.rpc.client import GrpcDirectory
 
     if probe_tokens is not None and probe_tokens < LEAST_PROBE_TOKENS:
         raise ConfigError("probe", probe_tokens, f"at least {LEAST_PROBE_TOKENS} tokens")
-    directory = GrpcDirectory(PlainText())
+    directory = GrpcDirectory(security)
     try:
         status = await _status(directory, address)
         seen = of_status(status)

@@ -6,15 +6,20 @@ value, checked for what belongs together; `ConfigError` names the option.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from typer import Option
 
+from pdkv.cli.client import ClientOptions
 from pdkv.errors import ConfigError
+from pdkv.geometry.fleet import GPUS
+from pdkv.geometry.model_config import PRESETS
+from pdkv.geometry.row_format import MAIN_ROWS
+from pdkv.geometry.weights import WEIGHT_DTYPES
 
+DEFAULT_ROW = "fp8_ds_mla"
 GPUS_PANEL = "On GPUs"
 MORE_PANEL = "Also say"
 DIAGNOSE_PANEL = "What is wrong with it"
@@ -24,62 +29,86 @@ OF_PLANS = ("details", "hit", "short_requests", "plot")
 """Options of what a plan says, and an answer to a complaint doesn't."""
 
 
-def _gpus(words: str) -> Any:
-    return Option(help=words, rich_help_panel=GPUS_PANEL, show_default=False)
+def _plain(metavar: str, words: str) -> Any:
+    return Option(metavar=metavar, help=words)
 
 
-def _more(words: str, *names: str) -> Any:
-    return Option(*names, help=words, rich_help_panel=MORE_PANEL)
+def _gpus(metavar: str, words: str) -> Any:
+    return Option(metavar=metavar, help=words, rich_help_panel=GPUS_PANEL, show_default=False)
 
 
-def _diagnose(words: str) -> Any:
-    return Option(help=words, rich_help_panel=DIAGNOSE_PANEL, show_default=False)
+def _more(metavar: str, words: str, *names: str) -> Any:
+    return Option(*names, metavar=metavar, help=words, rich_help_panel=MORE_PANEL)
+
+
+def _diagnose(metavar: str, words: str) -> Any:
+    return Option(metavar=metavar, help=words, rich_help_panel=DIAGNOSE_PANEL, show_default=False)
+
+
+ROWS = "|".join(MAIN_ROWS)
+CARDS = "|".join((*GPUS, "SIZE"))
+ROW_WORDS = f"Row format of main KV. Default: {DEFAULT_ROW}; of a --node without --model the node's."
+MODEL_WORDS = f"{', '.join(PRESETS)}, path of a config.json, or a directory with one. Required, but with --node."
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(ClientOptions):
     """The command line, one field an option."""
 
-    model: Annotated[str | None, Option(help="Preset, path of a config.json, or a directory with one.")] = None
-    context: Annotated[list[int] | None, Option(help="Prompt tokens; repeat for several.")] = None
-    memory: Annotated[str | None, Option(help="Memory of the pool: bytes, 56GB (1000^3) or 56GiB.")] = None
-    main_row: Annotated[
-        str | None, Option(help="Main-KV row: fp8_ds_mla, fp8, bf16 or nvfp4 [default: fp8_ds_mla].")
+    model: Annotated[str | None, _plain("MODEL", MODEL_WORDS)] = None
+    context: Annotated[
+        list[int] | None,
+        _plain("TOKENS", "Tokens of a prompt; repeat for several. Default: usual lengths, and the model's longest."),
     ] = None
-    draft_layers: Annotated[int | None, Option(help="MTP layers kept in the pool [default: the config's].")] = None
-    draft_tokens: Annotated[int, Option(help="Drafts that a decode step verifies, beside the token itself.")] = 0
-    output_tokens: Annotated[int, Option(help="Tokens to leave room for beside the prompt.")] = 256
+    memory: Annotated[str | None, _plain("SIZE", "Memory of the pool: bytes, 56GB (1000^3) or 56GiB (1024^3).")] = None
+    main_row: Annotated[str | None, _plain(ROWS, ROW_WORDS)] = None
+    draft_layers: Annotated[
+        int | None, _plain("N", "MTP layers with rows in the pool, at least 0. Default: the config's.")
+    ] = None
+    draft_tokens: Annotated[int, _plain("N", "Drafts that a decode step verifies, beside the token itself.")] = 0
+    output_tokens: Annotated[int, _plain("TOKENS", "To leave room for beside the prompt.")] = 256
 
     gpu: Annotated[
-        str | None, _gpus("h100, h20, h200, b200, gb200, b300, or a card's memory such as 141GiB; instead of --memory.")
+        str | None, _gpus(CARDS, "The card, by name or by its memory such as 141GiB; instead of --memory.")
     ] = None
-    gpus: Annotated[int | None, _gpus("Cards of a deployment: tp x dp x pp [default: that product].")] = None
-    tp: Annotated[int | None, _gpus("Cards that share one attention [default: gpus / dp / pp].")] = None
-    dp: Annotated[int | None, _gpus("Attentions side by side, each with its own pool [default: 1].")] = None
-    ep: Annotated[int | None, _gpus("Cards that the experts are spread over [default: tp x dp].")] = None
-    dcp: Annotated[int, _gpus("Cards that share the main rows of one context [default: 1].")] = 1
-    pp: Annotated[int | None, _gpus("Pipeline stages [default: 1].")] = None
-    weights: Annotated[str | None, _gpus("fp8 or bf16 [default: fp8].")] = None
-    mem_fraction_static: Annotated[float | None, _gpus("Share for weights, buffers and pages [default: 0.9].")] = None
-    reserve: Annotated[str | None, _gpus("Static memory for anything else, such as 2GB [default: 0].")] = None
+    gpus: Annotated[int | None, _gpus("N", "Cards of a deployment. Default: tp x dp x pp.")] = None
+    tp: Annotated[int | None, _gpus("N", "Cards that share one attention. Default: gpus / dp / pp.")] = None
+    dp: Annotated[int | None, _gpus("N", "Attentions side by side, each with its own pool. Default: 1.")] = None
+    ep: Annotated[int | None, _gpus("N", "Cards that the experts are spread over. Default: tp x dp.")] = None
+    dcp: Annotated[int, _gpus("N", "Cards that share the main rows of one context. Default: 1.")] = 1
+    pp: Annotated[int | None, _gpus("N", "Pipeline stages. Default: 1.")] = None
+    weights: Annotated[str | None, _gpus("|".join(WEIGHT_DTYPES), "Kind of weights. Default: fp8.")] = None
+    mem_fraction_static: Annotated[
+        float | None, _gpus("SHARE", "Of a card, for weights, buffers and pages: above 0, at most 1. Default: 0.9.")
+    ] = None
+    reserve: Annotated[str | None, _gpus("SIZE", "Static memory for anything else, such as 2GB. Default: 0.")] = None
 
-    details: Annotated[bool, _more("All sections: what-ifs, workspaces, traffic, tables.", "--details")] = False
-    hit: Annotated[int | None, _more("Tokens of a prefix hit: what it saves, and what not.")] = None
-    short_requests: Annotated[int | None, _more("Requests whose tail pages to count.")] = None
-    chunk_tokens: Annotated[int, _more("Tokens of the largest prefill step.")] = 32_768
-    requests: Annotated[int, _more("Requests that decode together: page tables, rows of scores.")] = 32
-    groups: Annotated[int, _more("Page tables a request: 1 where both caches share page ids, 2 where not.")] = 1
-    gbps: Annotated[float, _more("Rate of the link, Gbit/s.")] = 400.0
-    json: Annotated[bool, _more("Print one JSON object, with all sections.", "--json")] = False
-    plot: Annotated[str | None, _more("Write a picture (.png, .svg or .pdf) as well; needs matplotlib.")] = None
+    details: Annotated[bool, _more("", "All sections: what-ifs, workspaces, traffic, page tables.", "--details")] = (
+        False
+    )
+    hit: Annotated[int | None, _more("TOKENS", "Of a prefix hit: what it saves, and what not.")] = None
+    short_requests: Annotated[int | None, _more("N", "Requests whose tail pages to count.")] = None
+    chunk_tokens: Annotated[int, _more("TOKENS", "Of the largest prefill step.")] = 32_768
+    requests: Annotated[int, _more("N", "Requests that decode together: page tables, rows of scores.")] = 32
+    groups: Annotated[int, _more("N", "Page tables a request: 1 where both caches share page ids, 2 where not.")] = 1
+    gbps: Annotated[float, _more("X", "Rate of the link, Gbit/s.")] = 400.0
+    json: Annotated[bool, _more("", "Print one JSON object, with all sections.", "--json")] = False
+    plot: Annotated[str | None, _more("PATH", "Write a picture as well: .png, .svg or .pdf.")] = None
 
     diagnose: Annotated[
-        str | None, _diagnose("pool, refused, ttft or step, or all that there are numbers for [default with --node].")
+        str | None,
+        _diagnose("pool|refused|ttft|step|all", "The complaint; all: those that there are numbers for. Default: all."),
     ] = None
-    given: Annotated[list[str] | None, _diagnose("Numbers for it: key=value,...; help says which keys.")] = None
-    node: Annotated[str | None, _diagnose("host:port of a node to take numbers from, in plain text.")] = None
+    given: Annotated[
+        list[str] | None, _diagnose("KEY=VALUE,...", "Numbers for it, by the keys above; may be repeated.")
+    ] = None
+    node: Annotated[str | None, _diagnose("HOST:PORT", "Of a node to take numbers from.")] = None
     probe: Annotated[
-        int | None, _diagnose("Send that node's decode service prompts of so many random tokens, for ttft and step.")
+        int | None,
+        _diagnose(
+            "TOKENS",
+            "Send that node's decode service prompts of so many random tokens, at least 1024, for ttft and step.",
+        ),
     ] = None
 
     @property
@@ -101,33 +130,11 @@ class PlanOptions:
             self._refuse(("given", "probe"), "only with --diagnose or --node")
         if self.node is None:
             self._refuse(("probe",), "only with --node")
+        else:
+            self.security()
 
     def _refuse(self, names: Iterable[str], allowed: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None and value is not False:
                 raise ConfigError(name, value, allowed)
-
-
-def plan_command(run: Callable[[PlanOptions], None], doc: str) -> Callable[..., None]:
-    """A typer command with the fields of `PlanOptions` as options."""
-
-    def command(**given: Any) -> None:
-        options = PlanOptions(**given)
-        options.check()
-        run(options)
-
-    hints = get_type_hints(PlanOptions, include_extras=True)
-    parameters = [
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=hints[f.name],
-        )
-        for f in fields(PlanOptions)
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__doc__ = doc
-    return command

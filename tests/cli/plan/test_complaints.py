@@ -12,8 +12,10 @@ from pdkv.contract import ContractFacts, build_contract
 from pdkv.errors import ConfigError
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import page_format
+from pdkv.rpc.security import Security
 from tests.rpc import samples
 
+NODE: dict[str, Any] = {"node": "a:1", "insecure": True}
 STEPS = "context_tokens=1048576,step_s=0.03,short_context_tokens=1000,short_step_s=0.01,requests=32"
 
 
@@ -81,7 +83,7 @@ def test_errors_name_the_key(options: dict[str, Any], field: str) -> None:
 def test_a_node_fills_in_and_given_numbers_win(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int | None]] = []
 
-    async def observe(address: str, probe: int | None) -> live.Observed:
+    async def observe(address: str, probe: int | None, security: Security) -> live.Observed:
         asked.append((address, probe))
         held = 10_000 * 3_452_160
         seen: live.Seen = {"pool": {"memory_bytes": held, "usable_pages": 9_999, "page_bytes": 3_452_160}}
@@ -89,14 +91,14 @@ def test_a_node_fills_in_and_given_numbers_win(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(live, "observe", observe)
     # all of its own memory is in pages of the planned size
-    assert not answered(node="a:1", diagnose="pool").wrong
+    assert not answered(**NODE, diagnose="pool").wrong
     # but it is not the memory that was planned
-    short = answered(node="a:1", diagnose="pool", memory="56GB").findings[0]
+    short = answered(**NODE, diagnose="pool", memory="56GB").findings[0]
     assert "the pool got 34,521,600,000 B" in short.finding
-    larger = answered(node="a:1", diagnose="pool", memory="56GB", given=["page_bytes=3604224"]).findings[0]
+    larger = answered(**NODE, diagnose="pool", memory="56GB", given=["page_bytes=3604224"]).findings[0]
     assert "39 layers with index-K" in larger.finding
     assert asked == [("a:1", None)] * 3
-    assert set(answered(node="a:1", probe=2048).unanswered) == {"refused", "ttft", "step"}
+    assert set(answered(**NODE, probe=2048).unanswered) == {"refused", "ttft", "step"}
     assert asked[-1] == ("a:1", 2048)
     assert complaints.ALL == "all"
 
@@ -108,7 +110,7 @@ def test_a_node_alone_says_what_it_is_measured_against(monkeypatch: pytest.Monke
     fmt = page_format(shape, main_row="bf16")
     contract = build_contract(shape, fmt, identity=facts)
 
-    async def observe(address: str, probe: int | None) -> live.Observed:
+    async def observe(address: str, probe: int | None, security: Security) -> live.Observed:
         pool = {"memory_bytes": 10_000 * fmt.page_bytes, "usable_pages": 9_999, "page_bytes": fmt.page_bytes}
         refused = {"total_pages": 9_999, "free_pages": 9_999}
         return live.Observed(contract, {"pool": pool, "refused": refused, "step": {"engine": contract.engine}})
@@ -116,16 +118,22 @@ def test_a_node_alone_says_what_it_is_measured_against(monkeypatch: pytest.Monke
     monkeypatch.setattr(live, "observe", observe)
     assert live.shape_of(contract) == shape
     # a pool of its own pages, and a request only where one was asked about
-    made = answered(None, node="a:1")
+    made = answered(None, **NODE)
     assert [f.numbers["planned_page_bytes"] for f in made.findings] == [fmt.page_bytes]
     assert made.unanswered["refused"] == ("request_tokens",)
-    refused = answered(None, node="a:1", diagnose="refused", context=[1_048_576]).findings[0]
+    refused = answered(None, **NODE, diagnose="refused", context=[1_048_576]).findings[0]
     assert refused.numbers["request_tokens"] == 1_048_576 + 256 + 3
-    assert answered(None, node="a:1", diagnose="pool", memory="90GB").wrong
+    assert answered(None, **NODE, diagnose="pool", memory="90GB").wrong
     # what is said by hand is what it should be
-    planned = answered(None, node="a:1", diagnose="pool", main_row="fp8_ds_mla", memory="59280000000")
+    planned = answered(None, **NODE, diagnose="pool", main_row="fp8_ds_mla", memory="59280000000")
     assert "main rows of 1152 B (bf16)" in planned.findings[0].finding
-    assert "an MTP layer more" in answered(None, node="a:1", memory="60GB", draft_layers=0).findings[0].finding
+    assert "an MTP layer more" in answered(None, **NODE, memory="60GB", draft_layers=0).findings[0].finding
     # and the engine is known by its name
-    steps = answered(None, node="a:1", diagnose="step", given=[f"{STEPS.replace('0.03', '9')},memory_bytes_per_s=1e12"])
+    steps = answered(
+        None,
+        node="a:1",
+        insecure=True,
+        diagnose="step",
+        given=[f"{STEPS.replace('0.03', '9')},memory_bytes_per_s=1e12"],
+    )
     assert "the reference engine is dense by design" in steps.findings[0].finding

@@ -27,7 +27,7 @@ EVENTS = [*(Token(i, 7, -0.5) for i in range(17)), GenerateDone("length", 17, SH
 def observed(probe: int | None = None, **services: Any) -> Any:
     async def body() -> Any:
         async with serving(**services) as (server, _), asyncio.timeout(30.0):
-            return (await observe(server.address, probe)).seen
+            return (await observe(server.address, probe, PlainText())).seen
 
     return asyncio.run(body())
 
@@ -77,7 +77,7 @@ def test_what_can_not_be_asked(probe: int | None, services: dict[str, Any], erro
 
 def test_nobody_there() -> None:
     with pytest.raises(PeerLost):
-        asyncio.run(observe("127.0.0.1:1", None))
+        asyncio.run(observe("127.0.0.1:1", None, PlainText()))
 
 
 def served_pair(command: Callable[[str], Any]) -> Any:
@@ -100,9 +100,9 @@ def served_pair(command: Callable[[str], Any]) -> Any:
 def test_four_complaints_of_two_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     def command(address: str) -> object:
         # the node knows its model; how long a request is to be asked about it doesn't
-        args = ("--node", address, "--context", "16384", "--probe", "1024", "--given", "memory_bytes_per_s=1e10")
+        args = ("--node", address, "--insecure", "--context", "16384", "--probe", "1024")
         with pytest.raises(SystemExit) as ended:
-            run(["plan", *args, "--json"])
+            run(["plan", *args, "--given", "memory_bytes_per_s=1e10", "--json"])
         return ended.value.code
 
     assert served_pair(command) in (0, 3)

@@ -1,10 +1,8 @@
 """Options that belong together, and those that don't."""
 
-import inspect
-
 import pytest
 
-from pdkv.cli.plan.options import PlanOptions, plan_command
+from pdkv.cli.plan.options import PlanOptions
 from pdkv.errors import ConfigError
 
 
@@ -25,11 +23,13 @@ from pdkv.errors import ConfigError
         ({"gpu": "h200", "memory": "1GB", "diagnose": "step", "tp": 8}, "tp"),
         ({"model": None}, "model"),
         ({"model": None, "diagnose": "pool"}, "model"),
-        ({"model": None, "node": "a:1", "gpu": "h200", "gpus": 8}, "gpus"),
+        ({"model": None, "node": "a:1", "insecure": True, "gpu": "h200", "gpus": 8}, "gpus"),
         ({"diagnose": "pool", "plot": "a.png"}, "plot"),
-        ({"node": "a:1", "hit": 0}, "hit"),
-        ({"node": "a:1", "short_requests": 7}, "short_requests"),
+        ({"node": "a:1", "insecure": True, "hit": 0}, "hit"),
+        ({"node": "a:1", "insecure": True, "short_requests": 7}, "short_requests"),
         ({"diagnose": "pool", "details": True}, "details"),
+        ({"node": "a:1", "insecure": False}, "insecure"),
+        ({"node": "a:1", "insecure": False, "tls_ca": "ca.pem"}, "tls_certificate"),
     ],
 )
 def test_options_that_do_not_go_together(given: dict[str, object], field: str) -> None:
@@ -45,21 +45,10 @@ def test_options_that_do_not_go_together(given: dict[str, object], field: str) -
         {"gpu": "h200", "tp": 8, "dcp": 2},
         {"dcp": 2},
         {"gpu": "h200", "memory": "1GB", "diagnose": "step"},
-        {"node": "a:1", "probe": 2048, "given": ["a=1"]},
-        {"model": None, "node": "a:1", "gpu": "h200", "memory": "1GB"},
+        {"node": "a:1", "insecure": True, "probe": 2048, "given": ["a=1"]},
+        {"model": None, "node": "a:1", "insecure": True, "gpu": "h200", "memory": "1GB"},
         {"gpu": "h200", "reserve": "1GB", "weights": "bf16", "mem_fraction_static": 0.8, "hit": 7},
     ],
 )
 def test_options_that_do(given: dict[str, object]) -> None:
     PlanOptions(**{"model": "tiny", **given}).check()  # type: ignore[arg-type]
-
-
-def test_a_field_is_an_option() -> None:
-    seen: list[PlanOptions] = []
-    command = plan_command(seen.append, "words")
-    parameters = inspect.signature(command).parameters
-    assert parameters["model"].default is None
-    assert parameters["gbps"].default == 400.0
-    command(model="tiny", hit=7)
-    assert (seen[0].model, seen[0].hit) == ("tiny", 7)
-    assert command.__doc__ == "words"
