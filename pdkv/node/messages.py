@@ -186,7 +186,8 @@ class GenerateRequest:
     """Name of a fault to inject after the read; refused unless the node was started to allow it."""
     priority: int = 0
     """For an eviction order that asks for it: pages of the highest stay longest."""
-    on_failure: FailurePolicy = FailurePolicy.FAIL
+    on_failure: FailurePolicy | None = None
+    """None: what the router or the decode node has for those that don't say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +320,7 @@ class RouterStatus:
     prefill: dict[str, str]
     decode: dict[str, str]
     requests: int
+    contents: dict[str, str] = field(default_factory=dict)
+    """Address to the beginning of its content fingerprint, once it is known: unequal ones are never paired."""
+    apart: dict[str, str] = field(default_factory=dict)
+    """Pairs that refused each other or failed, "DECODE with PREFILL", to the reason."""

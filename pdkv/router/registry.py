@@ -1,21 +1,88 @@
-"""The nodes that a router may use: static lists of addresses, and what their last call said of them.
+"""The nodes that a router may use, and how each of them is: what it said of itself, and what calls to it came to.
 
-Guarantees: a node that failed is passed over for `retry_s`, then tried again; nothing is asked of a node for this.
+Guarantees: nodes join and leave at any time, and requests that run are not touched by it; a node that failed is passed
+over, then tried again by one request at a time, sooner if it says itself that it can serve; none is passed over for
+ever. Time is monotonic seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
 
-from pdkv.errors import ConfigError
-from pdkv.node.messages import RouterStatus
+from pdkv.contract import Contract
+from pdkv.errors import ConfigError, PdkvError
+from pdkv.ids import PeerName
+from pdkv.node.messages import NodeStatus
 
 UP = "up"
+LEAST_RETRY_S = 1.0
+"""Between a request that failed on a node and the next one that tries it, although it says that it can serve."""
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """Nodes of one kind promise the same, so they can serve the same nodes of another. A fleet has only a few."""
+
+    contract: Contract
+    """Without what may differ from node to node."""
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """A request on its way to nodes that were down; others who want one of them wait for how it goes."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: dict[Node, PdkvError] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One address in one role, from the day it joined until it leaves."""
+
+    role: Role
+    address: str
+    name: PeerName | None = None
+    """The life that it is in, once it has said so."""
+    kind: Kind | None = None
+    down: str = ""
+    """Why it is passed over."""
+    due_s: float = 0.0
+    """Down: when it may be tried again."""
+    failed_s: float = float("-inf")
+    """When a request failed on it last."""
+    looked_s: float = float("-inf")
+    """When it was asked for its status last."""
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two nodes of a request."""
+
+    prefill: Node
+    decode: Node
+
+    @property
+    def nodes(self) -> tuple[Node, Node]:
+        return self.prefill, self.decode
+
+    def __str__(self) -> str:
+        return f"{self.decode.address} with {self.prefill.address}"
 
 
 class Registry:
-    """Addresses are host:port. Time is monotonic seconds."""
+    """Nodes by role and address (host:port)."""
 
     def __init__(
         self,
@@ -25,30 +92,114 @@ class Registry:
         retry_s: float = 5.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises `ConfigError` for an empty list or an address that stands twice in one."""
-        for role, addresses in (("prefill", prefill), ("decode", decode)):
-            if not addresses or len(set(addresses)) != len(addresses):
-                raise ConfigError(f"{role} addresses", list(addresses), "at least one, each once")
-        self.prefill = tuple(prefill)
-        self.decode = tuple(decode)
+        """`retry_s`: how long a node is passed over that doesn't say itself how it is. Raises `ConfigError` for an
+        address that stands twice in one list."""
+        self._nodes: dict[Role, dict[str, Node]] = {role: {} for role in Role}
+        self._kinds: dict[Contract, Kind] = {}
         self._retry_s = retry_s
-        self._now = now
-        self._down: dict[str, tuple[str, float]] = {}
-        """Address to the reason and when it may be tried again."""
+        self.now = now
+        self.version = 0
+        """Another one whenever a node has joined or left."""
+        self.left: Callable[[Node], None] = lambda node: None
+        """Called with a node that has left."""
+        self.failed: Callable[[], None] = lambda: None
+        """Called when a request has failed on a node."""
+        for role, addresses in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+            self.replace(role, addresses)
 
-    def mark_down(self, address: str, reason: str) -> None:
-        self._down[address] = (reason, self._now() + self._retry_s)
+    def __iter__(self) -> Iterator[Node]:
+        return iter([node for nodes in self._nodes.values() for node in nodes.values()])
 
-    def mark_up(self, address: str) -> None:
-        self._down.pop(address, None)
+    def nodes(self, role: Role) -> list[Node]:
+        return list(self._nodes[role].values())
 
-    def usable(self, address: str) -> bool:
-        """It didn't fail, or long enough ago to be tried again."""
-        return address not in self._down or self._now() >= self._down[address][1]
+    # --- join and leave ---------------------------------------------------------------------------------------------
 
-    def status(self, requests: int) -> RouterStatus:
-        prefill, decode = (
-            {address: self._down[address][0] if address in self._down else UP for address in addresses}
-            for addresses in (self.prefill, self.decode)
-        )
-        return RouterStatus(prefill, decode, requests)
+    def add(self, role: Role, address: str) -> Node:
+        """Raises `ConfigError` if it is there already."""
+        if address in self._nodes[role]:
+            raise ConfigError(f"{role} addresses", address, "each once")
+        node = self._nodes[role][address] = Node(role, address)
+        self.version += 1
+        return node
+
+    def remove(self, role: Role, address: str) -> None:
+        """It gets no new request; those that run go on. Raises `ConfigError` if it isn't there."""
+        node = self._nodes[role].pop(address, None)
+        if node is None:
+            raise ConfigError(f"{role} addresses", address, "one that is there: " + ", ".join(self._nodes[role]))
+        self.version += 1
+        self.left(node)
+
+    def replace(self, role: Role, addresses: Sequence[str]) -> None:
+        """These and no others; what is known of those that stay is kept."""
+        if len(set(addresses)) != len(addresses):
+            raise ConfigError(f"{role} addresses", list(addresses), "each once")
+        for address in set(self._nodes[role]).difference(addresses):
+            self.remove(role, address)
+        for address in addresses:
+            if address not in self._nodes[role]:
+                self.add(role, address)
+
+    # --- how they are -----------------------------------------------------------------------------------------------
+
+    def open(self, node: Node) -> bool:
+        """It may get a request: it is up, or it is time to try it again and nobody does."""
+        return not node.down or (node.trial is None and self.now() >= node.due_s)
+
+    def mark_up(self, node: Node) -> None:
+        """A request has come through to its first token."""
+        node.down = ""
+        self._decide(node)
+
+    def mark_down(self, node: Node, error: PdkvError) -> None:
+        """A request failed on it."""
+        node.failed_s = self.now()
+        node.looked_s = float("-inf")  # what it says of itself is asked for at once
+        self._pass_over(node, f"{error.kind}: {error}")
+        if node.trial is not None:
+            node.trial.failed[node] = error
+        self._decide(node)
+        self.failed()
+
+    def unheard(self, node: Node, error: PdkvError) -> None:
+        """It doesn't say how it is."""
+        self._pass_over(node, f"{error.kind}: {error}")
+
+    def learn(self, node: Node, status: NodeStatus) -> None:
+        """What it said of itself. One that says that it can serve is tried again, a new life at once."""
+        again = node.name is not None and node.name != status.name
+        node.name, node.kind = status.name, self._kind(status.contract)
+        if status.draining or status.unready:
+            self._pass_over(node, "draining" if status.draining else f"unready: {status.unready}")
+        elif node.down:
+            node.due_s = self.now() if again else min(node.due_s, max(self.now(), node.failed_s + LEAST_RETRY_S))
+
+    @contextmanager
+    def trying(self, pair: Pair) -> Iterator[None]:
+        """Until it is left, or their fate is known before, those nodes of the pair that are down are on trial."""
+        trial = Trial()
+        for node in pair.nodes:
+            if node.down and node.trial is None:
+                node.trial = trial
+        try:
+            yield
+        finally:
+            trial.over.set()
+            for node in pair.nodes:
+                if node.trial is trial:
+                    node.trial = None
+
+    def _kind(self, contract: Contract) -> Kind:
+        informative: dict[str, Any] = {f.name: "" for f in fields(contract) if f.metadata["rule"] == "informative"}
+        rules = replace(contract, **informative)
+        return self._kinds.setdefault(rules, Kind(rules))
+
+    def _pass_over(self, node: Node, why: str) -> None:
+        node.down = why
+        node.due_s = self.now() + self._retry_s
+
+    def _decide(self, node: Node) -> None:
+        if node.trial is not None:
+            node.trial.over.set()
+            node.trial = None

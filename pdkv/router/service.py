@@ -1,8 +1,10 @@
 """The router: picks a pair of nodes for a request and passes the token stream on.
 
-Guarantees: a request that a pair refuses, or can't be reached for, *before its first token* goes to another pair, each
-at most once and within the request's remaining time; after the first token nothing is asked twice; closing the
-stream closes the one behind it.
+Guarantees: a request that a pair refuses, or can't be reached for, *before it was taken on* goes to another pair, each
+at most once and within the request's remaining time, as long as there is one that may serve it; what a prefill node
+took on and failed is the decode node's to mend, by the request's policy, and it is told of others for that;
+after the first token nothing is asked twice; a node that was down is tried by one request, for which the others wait if
+they have nowhere else to go; closing the stream closes the one behind it.
 """
 
 from __future__ import annotations
@@ -10,19 +12,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pdkv.errors import (
     AccountMismatch,
+    AddressRefused,
     CapacityError,
     ContractMismatch,
     DeadlineExceeded,
     Draining,
     LaneRefused,
     NeverFits,
+    NotAuthorised,
     PdkvError,
     PeerLost,
     ProtocolError,
@@ -30,45 +33,58 @@ from pdkv.errors import (
 )
 from pdkv.node.flow import Idle
 from pdkv.node.messages import GenerateEvent, GenerateRequest, RouterStatus
-from pdkv.node.ports import DecodeService
-from pdkv.router.policy import Pair, RoundRobin
-from pdkv.router.registry import Registry
+from pdkv.router.pairing import Pairing
+from pdkv.router.policy import RoundRobin
+from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial
+from pdkv.router.watch import NodeDirectory
 
 log = logging.getLogger(__name__)
 
-DOWN = (PeerLost, Draining, LaneRefused)
+DOWN = (PeerLost, Draining)
 """The node itself can't serve now: pass it over for later requests too."""
-REROUTED = (*DOWN, CapacityError, ContractMismatch, WrongIncarnation)
+APART = (ContractMismatch, LaneRefused, AddressRefused, NotAuthorised)
+"""Both nodes can serve, but not together."""
+REROUTED = (*DOWN, *APART, CapacityError, WrongIncarnation)
 """Another pair may serve the request. Not what the request itself is wrong about, and not what failed on the way."""
 FINAL = (NeverFits, AccountMismatch)
 """Not rerouted though their parent class is: the one holds on every node, the other came after prefill's end."""
-
-
-class DecodeDirectory(Protocol):
-    """Turns an address into a decode node; the connection is made on first use."""
-
-    def decode(self, address: str) -> DecodeService: ...
+TRIAL_S = 1.0
+"""A node that refuses does so at once: whoever waits for another request's trial of it waits no longer."""
+ALTERNATES = 2
+"""Other prefill nodes that a decode node is told of."""
 
 
 class Router:
     """Has `generate` and `status`, as a decode node does."""
 
-    def __init__(self, registry: Registry, nodes: DecodeDirectory) -> None:
+    def __init__(self, registry: Registry, nodes: NodeDirectory) -> None:
         self._registry = registry
-        self._policy = RoundRobin(registry)
+        self._pairing = Pairing(registry)
+        self._policy = RoundRobin(registry, self._pairing)
         self._nodes = nodes
         self._requests = 0
         self._idle = Idle(lambda: self._requests)
         self.draining = False
+        registry.left = self._left
 
     def status(self) -> RouterStatus:
-        return self._registry.status(self._requests)
+        prefill, decode = (
+            {node.address: node.down or UP for node in self._registry.nodes(role)}
+            for role in (Role.PREFILL, Role.DECODE)
+        )
+        contents = {
+            node.address: node.kind.contract.content_fingerprint.hex()[:12]
+            for node in self._registry
+            if node.kind is not None
+        }
+        return RouterStatus(prefill, decode, self._requests, contents, self._pairing.status())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """The stream of the first pair that takes the request. Raises the last refusal if none does, and
         `ProtocolError` if the request names a prefill node: that is the router's to choose."""
-        if request.prefill_address:
-            raise ProtocolError("prefill_address is the router's to set", field="prefill_address")
+        for field_ in ("prefill_address", "prefill_alternates"):
+            if getattr(request, field_):
+                raise ProtocolError(f"{field_} is the router's to set", field=field_)
         if self.draining:
             raise Draining("this router is draining")
         self._requests += 1
@@ -94,31 +110,83 @@ class Router:
             if remaining_s <= 0:
                 words = f"no pair of nodes took request {request.request_id} within {request.remaining_s:.3g} s"
                 raise DeadlineExceeded(words, request=request.request_id, last=refusals.last)
-            asked = dataclasses.replace(request, prefill_address=pair.prefill, remaining_s=remaining_s)
+            if await self._tried_by_others(pair, refusals, remaining_s):
+                continue
+            others = self._alternates(pair)
+            asked = dataclasses.replace(
+                request,
+                prefill_address=pair.prefill.address,
+                prefill_alternates=tuple(node.address for node in others),
+                remaining_s=remaining_s,
+            )
             started = False
-            try:
-                async with aclosing(self._nodes.decode(pair.decode).generate(asked)) as events:
-                    async for event in events:
-                        if not started:
-                            started = True
-                            self._registry.mark_up(pair.prefill)
-                            self._registry.mark_up(pair.decode)
-                        yield event
-                return
-            except REROUTED as error:
-                if started or isinstance(error, FINAL):
-                    raise
-                self._refuse(pair, error, refusals)
-        raise refusals.last
+            with self._registry.trying(pair):
+                try:
+                    async with aclosing(self._nodes.decode(pair.decode.address).generate(asked)) as events:
+                        async for event in events:
+                            if not started:
+                                started = True
+                                self._came_through(pair, others)
+                            yield event
+                    return
+                except REROUTED as error:
+                    self._note(pair, others, error, refusals)
+                    if started or isinstance(error, FINAL) or "accepted_by" in error.fields:
+                        raise
+                    log.warning("%s: %s: %s; trying another pair", pair, error.kind, error)
+        raise refusals.last or self._nobody()
 
-    def _refuse(self, pair: Pair, error: PdkvError, refusals: _Refusals) -> None:
-        log.warning("%s with %s: %s: %s; trying another pair", pair.decode, pair.prefill, error.kind, error)
-        culprit = error.fields.get("address", pair.decode)
-        if isinstance(error, DOWN) and culprit in (pair.prefill, pair.decode):
-            refusals.nodes.add(culprit)
-            self._registry.mark_down(culprit, f"{error.kind}: {error}")
-        refusals.pairs.add(pair)
+    async def _tried_by_others(self, pair: Pair, refusals: _Refusals, remaining_s: float) -> bool:
+        """A node of the pair is on trial: wait for how that goes, once. What failed for one has failed for all."""
+        trials = {node.trial for node in pair.nodes if node.trial is not None} - refusals.awaited
+        for trial in trials:
+            refusals.awaited.add(trial)
+            try:
+                async with asyncio.timeout(min(remaining_s, TRIAL_S)):
+                    await trial.over.wait()
+            except TimeoutError:
+                continue
+            for node, error in trial.failed.items():
+                refusals.nodes.add(node)
+                refusals.last = error
+        return bool(trials)
+
+    def _alternates(self, pair: Pair) -> list[Node]:
+        """None where it must show whether these two serve: one is down, or hasn't said what it is."""
+        if any(node.down or node.kind is None for node in pair.nodes):
+            return []
+        return self._policy.alternates(pair, ALTERNATES)
+
+    def _came_through(self, pair: Pair, others: Sequence[Node]) -> None:
+        self._registry.mark_up(pair.decode)
+        if not others:
+            self._registry.mark_up(pair.prefill)
+
+    def _note(self, pair: Pair, others: Sequence[Node], error: PdkvError, refusals: _Refusals) -> None:
+        """What a failure says of the nodes. An error names the address of the one that it is about."""
         refusals.last = error
+        refusals.pairs.update(Pair(node, pair.decode) for node in (pair.prefill, *others))
+        at = error.fields.get("accepted_by") or error.fields.get("address")
+        prefill = next((node for node in (pair.prefill, *others) if node.address == at), None)
+        if isinstance(error, APART):
+            self._pairing.refused(Pair(prefill or pair.prefill, pair.decode), error)
+        elif isinstance(error, DOWN) and (prefill or at in (None, pair.decode.address)):
+            refusals.nodes.add(prefill or pair.decode)
+            self._registry.mark_down(prefill or pair.decode, error)
+            if prefill is not None:
+                self._pairing.failed(Pair(prefill, pair.decode), error)
+
+    def _nobody(self) -> PdkvError:
+        """Why there was no pair to try at all."""
+        for prefill in self._registry.nodes(Role.PREFILL):
+            for decode in self._registry.nodes(Role.DECODE):
+                if bar := self._pairing.bar(Pair(prefill, decode)):
+                    return bar
+        return PeerLost("the router knows of no pair of nodes")
+
+    def _left(self, node: Node) -> None:
+        self._pairing.left(node)
+        self._nodes.drop(node.address)
 
 
 @dataclass(slots=True)
@@ -126,8 +194,9 @@ class _Refusals:
     """What one request was refused by."""
 
     pairs: set[Pair] = field(default_factory=set)
-    nodes: set[str] = field(default_factory=set)
-    last: PdkvError = field(default_factory=lambda: PeerLost("no pair of nodes was tried"))
+    nodes: set[Node] = field(default_factory=set)
+    awaited: set[Trial] = field(default_factory=set)
+    last: PdkvError | None = None
 
     def cover(self, pair: Pair) -> bool:
         return pair in self.pairs or pair.prefill in self.nodes or pair.decode in self.nodes

@@ -26,7 +26,7 @@ from pdkv.v1 import common_pb2 as pdkv_dot_v1_dot_common__pb2
 from pdkv.v1 import decode_pb2 as pdkv_dot_v1_dot_decode__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/router.proto\x12\x07pdkv.v1\x1a\x14pdkv/v1/common.proto\x1a\x14pdkv/v1/decode.proto\"\xe7\x01\n\x0cRouterStatus\x12\x33\n\x07prefill\x18\x01 \x03(\x0b\x32\".pdkv.v1.RouterStatus.PrefillEntry\x12\x31\n\x06\x64\x65\x63ode\x18\x02 \x03(\x0b\x32!.pdkv.v1.RouterStatus.DecodeEntry\x12\x10\n\x08requests\x18\x03 \x01(\x04\x1a.\n\x0cPrefillEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x44\x65\x63odeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x81\x01\n\x06Router\x12>\n\x08Generate\x12\x18.pdkv.v1.GenerateRequest\x1a\x16.pdkv.v1.GenerateEvent0\x01\x12\x37\n\x06Status\x12\x16.pdkv.v1.StatusRequest\x1a\x15.pdkv.v1.RouterStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/router.proto\x12\x07pdkv.v1\x1a\x14pdkv/v1/common.proto\x1a\x14pdkv/v1/decode.proto\"\xae\x03\n\x0cRouterStatus\x12\x33\n\x07prefill\x18\x01 \x03(\x0b\x32\".pdkv.v1.RouterStatus.PrefillEntry\x12\x31\n\x06\x64\x65\x63ode\x18\x02 \x03(\x0b\x32!.pdkv.v1.RouterStatus.DecodeEntry\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x35\n\x08\x63ontents\x18\x04 \x03(\x0b\x32#.pdkv.v1.RouterStatus.ContentsEntry\x12/\n\x05\x61part\x18\x05 \x03(\x0b\x32 .pdkv.v1.RouterStatus.ApartEntry\x1a.\n\x0cPrefillEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x44\x65\x63odeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rContentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nApartEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x81\x01\n\x06Router\x12>\n\x08Generate\x12\x18.pdkv.v1.GenerateRequest\x1a\x16.pdkv.v1.GenerateEvent0\x01\x12\x37\n\x06Status\x12\x16.pdkv.v1.StatusRequest\x1a\x15.pdkv.v1.RouterStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERSTATUS_DECODEENTRY']._loaded_options = None
   _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_options = b'8\001'
+  _globals['_ROUTERSTATUS_CONTENTSENTRY']._loaded_options = None
+  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_options = b'8\001'
+  _globals['_ROUTERSTATUS_APARTENTRY']._loaded_options = None
+  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERSTATUS']._serialized_start=78
-  _globals['_ROUTERSTATUS']._serialized_end=309
-  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_start=216
-  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_end=262
-  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_start=264
-  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_end=309
-  _globals['_ROUTER']._serialized_start=312
-  _globals['_ROUTER']._serialized_end=441
+  _globals['_ROUTERSTATUS']._serialized_end=508
+  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_start=320
+  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_end=366
+  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_start=368
+  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_end=413
+  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_start=415
+  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_end=462
+  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_start=464
+  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_end=508
+  _globals['_ROUTER']._serialized_start=511
+  _globals['_ROUTER']._serialized_end=640
 # @@protoc_insertion_point(module_scope)

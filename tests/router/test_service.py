@@ -1,28 +1,35 @@
 """The router over scripted decode nodes, and once over real sockets."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from pdkv.errors import (
     AccountMismatch,
+    AddressRefused,
     BoundsError,
     CapacityError,
     ContractMismatch,
     DeadlineExceeded,
     Difference,
     Draining,
+    LaneRefused,
     NeverFits,
+    NotAPrefillNode,
     PdkvError,
     PeerLost,
     ProtocolError,
     StalePages,
 )
-from pdkv.node.messages import GenerateEvent, GenerateRequest
-from pdkv.router.registry import Registry
+from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
+from pdkv.router.registry import Registry, Role
 from pdkv.router.service import Router
+from tests.node.scene import turns
+from tests.router.fleet import Clock, learn, node, registry
 from tests.rpc import samples
 from tests.rpc.fakes import FakeDecode, Stream, collect, failure, run, serving, soon
 
@@ -37,18 +44,24 @@ def at(error: PdkvError, address: str) -> PdkvError:
 
 
 class Nodes:
-    """`DecodeDirectory` over scripts, one a (decode, prefill) pair; those without one serve."""
+    """`NodeDirectory` over scripts, one a (decode, prefill) pair; those without one serve."""
 
     def __init__(self, **scripts: Stream) -> None:
         self.scripts = scripts
         self.asked: list[tuple[str, str]] = []
         self.requests: list[GenerateRequest] = []
+        self.dropped: list[str] = []
 
-    def decode(self, address: str) -> "Node":
-        return Node(self, address)
+    def decode(self, address: str) -> "Scripted":
+        return Scripted(self, address)
+
+    peer = decode
+
+    def drop(self, address: str) -> None:
+        self.dropped.append(address)
 
 
-class Node:
+class Scripted:
     def __init__(self, nodes: Nodes, address: str) -> None:
         self._nodes = nodes
         self._address = address
@@ -59,10 +72,17 @@ class Node:
         script = self._nodes.scripts.get(f"{self._address}_{request.prefill_address}")
         return (script or Stream(*DONE))(request)
 
+    async def status(self) -> NodeStatus:
+        raise AssertionError("requests ask for no status")
 
-def router(nodes: Nodes, prefills: int = 2, decodes: int = 2) -> tuple[Router, Registry]:
-    registry = Registry([f"p{i}" for i in range(prefills)], [f"d{i}" for i in range(decodes)], now=lambda: 0.0)
-    return Router(registry, nodes), registry
+
+def router(nodes: Nodes, prefills: int = 2, decodes: int = 2, clock: Clock | None = None) -> tuple[Router, Registry]:
+    made = registry(prefills, decodes, clock)
+    return Router(made, nodes), made
+
+
+def down(nodes: Registry) -> set[str]:
+    return {node.address for node in nodes if node.down}
 
 
 def test_it_sets_the_prefill_node_and_passes_the_stream_on() -> None:
@@ -79,24 +99,28 @@ def test_it_sets_the_prefill_node_and_passes_the_stream_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "then", "down"),
+    ("error", "then", "passed_over"),
     [
         (at(PeerLost("gone"), "d0"), ("d1", "p1"), {"d0"}),
         (at(PeerLost("gone"), "p0"), ("d1", "p1"), {"p0"}),
         (at(Draining("leaving"), "p0"), ("d1", "p1"), {"p0"}),
         (CapacityError("full", wanted=9), ("d1", "p1"), set()),
         (ContractMismatch(MISMATCH), ("d1", "p1"), set()),
+        (at(LaneRefused("tcp"), "p0"), ("d1", "p1"), set()),
+        (AddressRefused("p0", ["q*"]), ("d1", "p1"), set()),
+        (at(NotAPrefillNode("who"), "p0"), ("d1", "p1"), {"p0"}),
+        (at(PeerLost("who knows where"), "p9"), ("d1", "p1"), set()),
     ],
 )
 def test_a_refusal_before_the_first_token_goes_to_another_pair(
-    error: PdkvError, then: tuple[str, str], down: set[str]
+    error: PdkvError, then: tuple[str, str], passed_over: set[str]
 ) -> None:
     async def body() -> None:
         nodes = Nodes(d0_p0=Stream(error=error))
         service, registry = router(nodes)
         assert await collect(service.generate(samples.generate_request())) == DONE
         assert nodes.asked == [("d0", "p0"), then]
-        assert {a for a in ("p0", "p1", "d0", "d1") if not registry.usable(a)} == down
+        assert down(registry) == passed_over
 
     run(body)
 
@@ -110,7 +134,7 @@ def test_a_node_that_is_gone_is_asked_once_and_later_passed_over() -> None:
             assert await collect(service.generate(samples.generate_request())) == DONE
         assert [decode for decode, _ in nodes.asked].count("d0") == 1
         assert service.status().decode["d0"] == "PeerLost: gone"
-        registry.mark_up("d0")
+        registry.mark_up(node(registry, "d0"))
         nodes.scripts.clear()
         for _ in range(2):
             assert await collect(service.generate(samples.generate_request())) == DONE
@@ -169,10 +193,13 @@ def test_when_every_pair_refuses_the_last_refusal_is_the_answer() -> None:
     async def body() -> None:
         full = {f"d{d}_p{p}": Stream(error=CapacityError(f"d{d} is full")) for d in range(2) for p in range(2)}
         nodes = Nodes(**full)
-        service, _ = router(nodes)
+        service, registry = router(nodes)
+        for address in ("p0", "p1", "d0", "d1"):
+            learn(registry, address)
         _, raised = await failure(service.generate(samples.generate_request()))
         assert isinstance(raised, CapacityError)
-        assert len(set(nodes.asked)) == len(nodes.asked) == 4
+        tried = [(r.prefill_address, *r.prefill_alternates) for r in nodes.requests]
+        assert (sorted(d for d, _ in nodes.asked), [sorted(t) for t in tried]) == (["d0", "d1"], [["p0", "p1"]] * 2)
 
     run(body)
 
@@ -204,11 +231,209 @@ def test_closing_the_stream_closes_the_one_behind_it() -> None:
 def test_a_client_may_not_choose_the_prefill_node() -> None:
     async def body() -> None:
         service, _ = router(Nodes())
-        request = GenerateRequest(
-            samples.generate_request().request_id, samples.generate_request().tokens, prefill_address="p9:1"
-        )
-        _, raised = await failure(service.generate(request))
-        assert isinstance(raised, ProtocolError)
+        for chosen in ({"prefill_address": "p9:1"}, {"prefill_alternates": ("p9:1",)}):
+            _, raised = await failure(service.generate(replace(samples.generate_request(), **chosen)))
+            assert isinstance(raised, ProtocolError)
+
+    run(body)
+
+
+# --- what was taken on ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_prefill_node_took_on_and_failed_is_not_handed_on() -> None:
+    async def body() -> None:
+        lost = at(PeerLost("gone"), "p0")
+        lost.fields = {**lost.fields, "accepted_by": "p0"}
+        nodes = Nodes(d0_p0=Stream(error=lost))
+        service, registry = router(nodes)
+        _, raised = await failure(service.generate(samples.generate_request()))
+        assert (raised, len(nodes.asked)) == (lost, 1)
+        assert down(registry) == {"p0"}, "but the next one goes elsewhere"
+
+    run(body)
+
+
+def test_a_decode_node_is_told_of_other_prefill_nodes() -> None:
+    async def body() -> None:
+        lost = at(PeerLost("gone"), "p2")
+        nodes = Nodes(d0_p0=Stream(error=lost))
+        service, registry = router(nodes, prefills=4, decodes=2)
+        for address in ("p0", "p1", "p2", "p3", "d0"):
+            learn(registry, address)
+        registry.mark_down(node(registry, "p1"), PeerLost("gone"))
+        assert await collect(service.generate(samples.generate_request())) == DONE
+        first, second = nodes.requests
+        assert (first.prefill_address, first.prefill_alternates) == ("p0", ("p2", "p3"))
+        assert down(registry) == {"p1", "p2"}, "the error says which of them it is about"
+        assert second.prefill_address == "p3", "nobody asks p2 again"
+
+    run(body)
+
+
+# --- two contents -----------------------------------------------------------------------------------------------------
+
+
+def test_nodes_of_two_contents_live_side_by_side() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        service, registry = router(nodes)
+        for address, weights in (("p0", "a"), ("d0", "a"), ("p1", "b"), ("d1", "b")):
+            learn(registry, address, weights)
+        for _ in range(8):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        assert set(nodes.asked) == {("d0", "p0"), ("d1", "p1")}
+        assert {r.prefill_alternates for r in nodes.requests} == {()}
+        contents = service.status().contents
+        assert contents["p0"] == contents["d0"] != contents["p1"] == contents["d1"]
+
+    run(body)
+
+
+def test_a_pair_that_does_not_match_is_tried_once_and_not_again() -> None:
+    """Before anybody has said what it is, a request finds out; no later one does."""
+
+    async def body() -> None:
+        apart = {"d0_p0": Stream(error=ContractMismatch(MISMATCH)), "d1_p1": Stream(error=ContractMismatch(MISMATCH))}
+        nodes = Nodes(**apart)
+        service, _ = router(nodes)
+        for _ in range(20):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        counted = Counter(nodes.asked)
+        assert (counted["d0", "p0"], counted["d1", "p1"]) == (1, 1)
+        assert set(service.status().apart) == {"d0 with p0", "d1 with p1"}
+
+    run(body)
+
+
+def test_where_no_two_match_the_fields_are_named_and_nobody_is_asked() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        service, registry = router(nodes, 1, 1)
+        learn(registry, "p0", "a")
+        learn(registry, "d0", "b")
+        _, raised = await failure(service.generate(samples.generate_request()))
+        assert isinstance(raised, ContractMismatch)
+        assert [(d.field, d.mine, d.theirs) for d in raised.differences] == [("weights_id", "b", "a")]
+        assert nodes.asked == []
+        registry.remove(Role.PREFILL, "p0")
+        _, raised = await failure(service.generate(samples.generate_request()))
+        assert isinstance(raised, PeerLost)
+
+    run(body)
+
+
+# --- one trial at a time ----------------------------------------------------------------------------------------------
+
+
+def test_one_request_tries_a_node_that_was_down_and_the_others_go_elsewhere() -> None:
+    async def body() -> None:
+        clock, slow = Clock(), Stream(hangs=True)
+        nodes = Nodes(d0_p0=slow)
+        service, registry = router(nodes, 1, 2, clock)
+        registry.mark_down(node(registry, "d0"), PeerLost("gone"))
+        clock.now_s += 5.0
+        trying = asyncio.create_task(collect(service.generate(samples.generate_request())))
+        await soon(slow.waiting)
+        for _ in range(10):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        assert Counter(nodes.asked) == {("d0", "p0"): 1, ("d1", "p0"): 10}
+        trying.cancel()
+        await asyncio.wait([trying])
+        assert node(registry, "d0").trial is None
+        assert registry.open(node(registry, "d0")), "nothing came of it"
+
+    run(body)
+
+
+def test_those_who_have_nowhere_else_to_go_wait_for_the_trial_and_share_its_end() -> None:
+    async def body() -> None:
+        clock = Clock()
+        go = asyncio.Event()
+        gone = at(PeerLost("gone"), "d0")
+
+        class Late(Stream):
+            async def _run(self) -> AsyncGenerator[GenerateEvent, None]:
+                await go.wait()
+                async with aclosing(super()._run()) as events:
+                    async for event in events:
+                        yield event
+
+        for script, asked in ((Late(error=gone), 1), (Late(*DONE), 10)):
+            go.clear()
+            nodes = Nodes(d0_p0=script)
+            service, registry = router(nodes, 1, 1, clock)
+            registry.mark_down(node(registry, "d0"), PeerLost("gone"))
+            herd = [asyncio.create_task(collect(service.generate(samples.generate_request()))) for _ in range(10)]
+            while not script.opened:
+                await asyncio.sleep(0)
+            await turns()
+            assert len(nodes.asked) == 1, "not a herd"
+            go.set()
+            ends = await asyncio.gather(*herd, return_exceptions=True)
+            assert ends == [gone if script.error else DONE] * 10
+            assert len(nodes.asked) == asked
+
+    run(body)
+
+
+def test_whoever_waits_for_a_trial_waits_no_longer_than_a_refusal_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdkv.router.service.TRIAL_S", 0.01)
+
+    async def body() -> None:
+        slow = Stream(hangs=True)
+        nodes = Nodes(d0_p0=slow)
+        service, registry = router(nodes, 1, 1)
+        registry.mark_down(node(registry, "d0"), PeerLost("gone"))
+        first = asyncio.create_task(collect(service.generate(samples.generate_request())))
+        await soon(slow.waiting)
+        nodes.scripts.clear()
+        assert await collect(service.generate(samples.generate_request())) == DONE
+        assert down(registry) == set()
+        first.cancel()
+        await asyncio.wait([first])
+
+    run(body)
+
+
+# --- join and leave ---------------------------------------------------------------------------------------------------
+
+
+def test_nodes_join_and_leave_while_requests_run() -> None:
+    async def body() -> None:
+        stays = Stream(samples.TOKEN, hangs=True)
+        nodes = Nodes(d0_p0=stays)
+        service, registry = router(nodes, 1, 1)
+        running = asyncio.create_task(collect(service.generate(samples.generate_request())))
+        await soon(stays.waiting)
+        registry.add(Role.PREFILL, "p1")
+        registry.replace(Role.DECODE, ["d1"])
+        assert nodes.dropped == ["d0"]
+        for _ in range(4):
+            assert await collect(service.generate(samples.generate_request())) == DONE
+        assert set(nodes.asked[1:]) == {("d1", "p0"), ("d1", "p1")}
+        assert not running.done(), "what runs on a node that left goes on"
+        assert service.status().requests == 1
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(body)
+
+
+def test_a_node_that_joins_takes_a_request_that_nobody_else_would() -> None:
+    async def body() -> None:
+        full = Stream(error=CapacityError("full"))
+        nodes = Nodes(d0_p0=full)
+        service, registry = router(nodes, 1, 1)
+
+        class Joining(Stream):
+            def __call__(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+                registry.add(Role.DECODE, "d1")
+                return super().__call__(request)
+
+        nodes.scripts["d0_p0"] = Joining(error=CapacityError("full"))
+        assert await collect(service.generate(samples.generate_request())) == DONE
+        assert nodes.asked == [("d0", "p0"), ("d1", "p0")]
 
     run(body)
 

@@ -153,12 +153,19 @@ def _peer_status_from_pb(message: common_pb2.PeerStatus) -> PeerStatus:
 
 
 def router_status_to_pb(status: RouterStatus) -> router_pb2.RouterStatus:
-    return router_pb2.RouterStatus(prefill=status.prefill, decode=status.decode, requests=status.requests)
+    texts = {name: getattr(status, name) for name in ("prefill", "decode", "contents", "apart")}
+    cut = {name: {key: checks.cut(value) for key, value in values.items()} for name, values in texts.items()}
+    return router_pb2.RouterStatus(requests=status.requests, **cut)
 
 
 def router_status_from_pb(message: router_pb2.RouterStatus) -> RouterStatus:
-    prefill, decode = _texts("prefill", message.prefill), _texts("decode", message.decode)
-    return RouterStatus(prefill, decode, message.requests)
+    return RouterStatus(
+        prefill=_texts("prefill", message.prefill),
+        decode=_texts("decode", message.decode),
+        requests=message.requests,
+        contents=_texts("contents", message.contents),
+        apart=_texts("apart", message.apart),
+    )
 
 
 def _texts(field: str, values: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ def test_namespace(namespace: Namespace) -> None:
 def test_states() -> None:
     state = samples.status("prefill")
     assert common.status_from_pb(common.status_to_pb(state)) == state
-    routed = RouterStatus({"a:1": "up"}, {"b:2": "PeerLost: gone"}, 3)
+    routed = RouterStatus({"a:1": "up"}, {"b:2": "PeerLost: gone"}, 3, {"a:1": "f0"}, {"b:2 with a:1": "apart"})
     assert common.router_status_from_pb(common.router_status_to_pb(routed)) == routed
 
 

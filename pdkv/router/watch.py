@@ -1,0 +1,83 @@
+"""Asks the nodes of a router how they are.
+
+Guarantees: what a node says of itself (its life, its contract, that it can't serve or is draining) is known to the
+router soon after it has changed; a node that doesn't answer holds up only itself; nothing but a status is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, RemoteError
+from pdkv.node.messages import NodeStatus
+from pdkv.node.ports import DecodeService
+from pdkv.node.rounds import Rounds
+from pdkv.router.registry import Node, Registry, Role
+
+log = logging.getLogger(__name__)
+
+DOWN_S = 0.5
+"""Between two looks at a node that is down."""
+
+
+class Stated(Protocol):
+    """Whoever says how it is."""
+
+    async def status(self) -> NodeStatus: ...
+
+
+class StatedDecode(DecodeService, Stated, Protocol):
+    """A decode node, as a router sees it."""
+
+
+class NodeDirectory(Protocol):
+    """Turns an address into a node; the connection is made on first use."""
+
+    def decode(self, address: str) -> StatedDecode: ...
+    def peer(self, address: str) -> Stated: ...
+    def drop(self, address: str) -> None:
+        """The next call to this address connects anew; those that run go on."""
+        ...
+
+
+class Watch(Rounds[Node]):
+    """Has `run`, for the router's life, and `step`."""
+
+    def __init__(self, registry: Registry, nodes: NodeDirectory, *, every_s: float = 2.0) -> None:
+        """`every_s`: between two looks at a node that is up."""
+        super().__init__(registry.now)
+        self._registry = registry
+        self._nodes = nodes
+        self._every_s = every_s
+        registry.failed = self.changed.set
+
+    def due(self) -> Mapping[Node, float]:
+        return {
+            node: node.looked_s + (min(DOWN_S, self._every_s) if node.down else self._every_s)
+            for node in self._registry
+        }
+
+    async def visit(self, key: Node) -> None:
+        key.looked_s = self._now()
+        try:
+            status = await self._of(key).status()
+        except (PeerLost, DeadlineExceeded, RemoteError) as error:
+            if not key.down:
+                log.warning("%s node %s is down: %s: %s", key.role, key.address, error.kind, error)
+            self._registry.unheard(key, error)
+        except PdkvError as error:
+            # It is there, and doesn't say to us how it is: requests will find out.
+            log.warning("%s node %s gives no status: %s: %s", key.role, key.address, error.kind, error)
+        else:
+            self._note(key, status)
+
+    def _note(self, node: Node, status: NodeStatus) -> None:
+        if node.name != status.name:
+            fingerprint = status.contract.content_fingerprint.hex()
+            log.info("%s node %s is %s, of content %.12s", node.role, node.address, status.name, fingerprint)
+        self._registry.learn(node, status)
+
+    def _of(self, node: Node) -> Stated:
+        return self._nodes.decode(node.address) if node.role is Role.DECODE else self._nodes.peer(node.address)
