@@ -73,12 +73,14 @@ class ProtocolError(PdkvError):
 
 
 class MissingDependency(PdkvError):
-    """An optional package is not installed; says what to install."""
+    """An optional package is not installed; says what to install: an extra of pdkv's own, or the package itself."""
 
     status = "UNIMPLEMENTED"
 
-    def __init__(self, package: str, why: str, install: str) -> None:
-        super().__init__(f"{why} needs {package}: {install}", package=package, install=install)
+    def __init__(self, package: str, why: str, *, extra: str = "", detail: str = "") -> None:
+        install = f"pip install '.[{extra}]' in pdkv's source" if extra else f"pip install {package}"
+        words = f"{why} needs {package}: {install}" + (f" ({detail})" if detail else "")
+        super().__init__(words, package=package, install=install)
 
 
 # --- two nodes disagree -----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Plot:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise MissingDependency("matplotlib", "--plot", "pip install 'pdkv[plots]'") from error
+            raise MissingDependency("matplotlib", "--plot", extra="plots") from error
         self._path = path
         self._figure = Figure(figsize=(8, 5), layout="constrained")
 

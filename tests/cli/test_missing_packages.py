@@ -45,10 +45,10 @@ def test_the_package_and_plan_need_none_of_the_heavy_ones(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("package", "command", "install"),
     [
-        ("transformers", ("demo",), "pip install 'pdkv[reference]'"),
+        ("transformers", ("demo",), "pip install '.[reference]'"),
         ("torch", ("demo",), "pip install"),
         ("nixl", ("demo",), "pip install"),
-        ("transformers", ("prefill", *NODE), "pip install 'pdkv[reference]'"),
+        ("transformers", ("prefill", *NODE), "pip install '.[reference]'"),
     ],
 )
 def test_what_to_install_is_said_in_one_line(

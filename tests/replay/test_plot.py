@@ -52,5 +52,5 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependency, match=r"pip install 'pdkv\[plots\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[plots\]'"):
         Plot(str(tmp_path / "rates.png"))

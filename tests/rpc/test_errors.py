@@ -28,7 +28,7 @@ DIFFERENCES = [Difference("main_row_bytes", "656", "576", "content: equal"), Dif
 SPECIAL: dict[type[PdkvError], PdkvError] = {
     ConfigError: ConfigError("field", "have", "allowed"),
     BoundsError: BoundsError("what", 3, "1 to 2"),
-    MissingDependency: MissingDependency("nixl", "RDMA", "pip install nixl"),
+    MissingDependency: MissingDependency("nixl", "RDMA"),
     ContractMismatch: ContractMismatch(DIFFERENCES),
     AccountMismatch: AccountMismatch(DIFFERENCES),
 }

@@ -33,5 +33,5 @@ def event_publisher(settings: EventSettings, num_pages: int) -> ZmqPublisher:
     try:
         from pdkv.adapters.events.publisher import ZmqPublisher
     except ModuleNotFoundError as error:
-        raise MissingDependency(error.name or "", "publishing KV events", "pip install 'pdkv[events]'") from error
+        raise MissingDependency(error.name or "", "publishing KV events", extra="events") from error
     return ZmqPublisher(settings, num_pages)

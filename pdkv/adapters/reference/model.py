@@ -34,7 +34,7 @@ try:
         GlmMoeDsaRMSNorm,
     )
 except ImportError as e:
-    raise MissingDependency("transformers", "the reference engine", "pip install 'pdkv[reference]'") from e
+    raise MissingDependency("transformers", "the reference engine", extra="reference") from e
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -32,7 +32,7 @@ from pdkv.node.sampling import logits_digest
 try:
     from transformers.masking_utils import create_causal_mask
 except ImportError as e:
-    raise MissingDependency("transformers", "the reference engine", "pip install 'pdkv[reference]'") from e
+    raise MissingDependency("transformers", "the reference engine", extra="reference") from e
 
 
 class MtpDrafter:

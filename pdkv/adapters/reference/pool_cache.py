@@ -20,7 +20,7 @@ from pdkv.kvcache.pool import SlotPool
 try:
     from transformers.cache_utils import Cache, CacheLayerMixin
 except ImportError as e:
-    raise MissingDependency("transformers", "the reference engine", "pip install 'pdkv[reference]'") from e
+    raise MissingDependency("transformers", "the reference engine", extra="reference") from e
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def demo(
     """
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
-            raise MissingDependency(package, "the demo", "pip install 'pdkv[reference]'")
+            raise MissingDependency(package, "the demo", extra="reference")
     try:
         report = asyncio.run(_shown(requests, to_stderr=json_wanted))
     except KeyboardInterrupt:

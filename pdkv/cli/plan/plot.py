@@ -25,7 +25,7 @@ def draw(plan: Plan, path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependency("matplotlib", "--plot", "pip install 'pdkv[plots]'") from error
+        raise MissingDependency("matplotlib", "--plot", extra="plots") from error
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     figure.suptitle(f"{plan.model}, main rows of {plan.fmt.main_row.row_bytes} B")

@@ -44,7 +44,7 @@ def soak(
     """
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
-            raise MissingDependency(package, "the soak", "pip install 'pdkv[reference]'")
+            raise MissingDependency(package, "the soak", extra="reference")
     from pdkv.cli.soak.run import SoakSettings
 
     settings = SoakSettings(60 * minutes, seed, clients, pool_pages, kill_every_s)

@@ -295,7 +295,7 @@ def _load() -> tuple[Any, UcxLog]:
             with _log.listening():
                 from nixl import _api
         except ImportError as error:
-            raise MissingDependency("nixl", "the nixl transfer backend", f"pip install nixl ({error})") from error
+            raise MissingDependency("nixl", "the nixl transfer backend", detail=str(error)) from error
         noise = logging.getLogger("nixl")
         noise.handlers.clear()
         noise.propagate = True

@@ -271,5 +271,5 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
     for module in [name for name in sys.modules if name.startswith("pdkv.adapters.events.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependency, match=rf"publishing KV events needs {package}: pip install 'pdkv\[events\]'"):
+    with pytest.raises(MissingDependency, match=rf"publishing KV events needs {package}: pip install '\.\[events\]'"):
         event_publisher(EventSettings(ANYWHERE), 10)

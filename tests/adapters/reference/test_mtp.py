@@ -239,5 +239,5 @@ def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.Monkey
     spec = importlib.util.spec_from_file_location("without_transformers", mtp_file.__file__)
     assert spec is not None
     assert spec.loader is not None
-    with pytest.raises(MissingDependency, match=r"pip install 'pdkv\[reference\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[reference\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -83,5 +83,5 @@ def test_without_transformers_it_says_what_to_install(file: object, monkeypatch:
         monkeypatch.setitem(sys.modules, name, None)
     spec = importlib.util.spec_from_file_location("without_transformers", str(file.__file__))
     load: Callable[[object], None] = spec.loader.exec_module
-    with pytest.raises(MissingDependency, match=r"pip install 'pdkv\[reference\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[reference\]'"):
         load(importlib.util.module_from_spec(spec))
