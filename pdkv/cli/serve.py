@@ -1,8 +1,9 @@
 """A serving process: says where it serves, runs until it is told to end, then gives everything back in order.
 
 Guarantees: SIGTERM and SIGINT end it the same way: not ready and no new requests first, then running ones and leases
-have a grace period (lease calls are still answered), then the agents go, then the process; the address is said only
-once the port is open and the health service answers SERVING.
+have a grace period (lease calls are still answered), what is left then is told why it ends, then the agents go, then
+the process; the address is said only once the port is open and the health service answers SERVING, which it does
+afterwards for as long as the node is ready.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdkv.cli.options import ServeOptions
 from pdkv.config import ServiceConfig
-from pdkv.errors import DeadlineExceeded, PeerLost
-from pdkv.node.flow import deadline
+from pdkv.errors import DeadlineExceeded, Draining, PeerLost
+from pdkv.node.flow import deadline, together
+from pdkv.node.readiness import Readiness
 from pdkv.rpc.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class Served:
     name: str
     drain: Callable[[], Awaitable[None]]
     """Refuse new requests; return when the running ones, and what they left to be read, have ended."""
+    readiness: Readiness = field(default_factory=Readiness)
+    """What the health service says while it serves."""
 
 
 async def run_until_told(served: Served, options: ServeOptions) -> None:
@@ -71,7 +75,10 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
     if options.json:
         print(json.dumps(facts), flush=True)
     log.info("serving %s", " ".join(f"{name}={value}" for name, value in facts.items()))
-    await told.wait()
+    async with together() as group:
+        health = group.create_task(served.readiness.watch(lambda why: _say(served, why)))
+        await told.wait()
+        health.cancel()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once, without a traceback
@@ -82,9 +89,19 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
             await served.drain()
     except DeadlineExceeded as error:
         log.warning("%s: what is left is cancelled", error)
+    await server.end_calls(Draining(f"{served.name} has ended", node=served.name))
     await server.stop(0.0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log.info("ended")
+
+
+async def _say(served: Served, unready: str) -> None:
+    """To the health service, and to whoever reads the log."""
+    if unready:
+        log.warning("not ready: %s", unready)
+    else:
+        log.info("ready")
+    await served.server.set_serving(serving=not unready)
 
 
 def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], options: ServeOptions) -> None:

@@ -1,14 +1,16 @@
 """Stands between gRPC and the services: lets calls in, decodes requests, bounds calls, turns every error into a status.
 
 Guarantees: whatever bytes a request has and whatever a service raises, only that call ends, with a named status;
-cancellation passes through untouched; a unary call ends within its deadline; no service hears a caller that the guard
-refuses, or a message of a node that the caller is not.
+cancellation passes through untouched; a unary call ends within its deadline; a server that ends says so in each call;
+no service hears a caller that the guard refuses, or a message of a node that the caller is not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -35,6 +37,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
+        self._running: set[asyncio.Task[Any]] = set()
+        self._last_word: PdkvError | None = None
+
+    async def end(self, error: PdkvError) -> None:
+        """Calls that run end now, with `error`, as do those that still come. Returns when the former have ended."""
+        self._last_word = error
+        running = set(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
     async def intercept_service(
         self,
@@ -58,7 +71,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                with self._guard.let_in(context) as caller:
+                with self._guard.let_in(context) as caller, self._counted():
                     request = _parsed(raw, parse, method)
                     caller.require_speaks(request)
                     return await behaviour(request, context)
@@ -73,6 +86,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await _abort(context, PdkvError(words))
 
         return call
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Raises the server's last word, if it has said it, in place of the cancellation that came with it."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("calls run inside a task")
+        if self._last_word is not None:
+            raise self._last_word
+        self._running.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._last_word is None:
+                raise
+            task.uncancel()
+            raise self._last_word from None
+        finally:
+            self._running.discard(task)
 
 
 def deadline_s(method: str) -> float:

@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pdkv.errors import PdkvError
 from pdkv.node.flow import deadline
 from pdkv.node.messages import (
     GenerateEvent,
@@ -167,7 +168,8 @@ class GrpcServer:
         advertised(endpoint, 0)
         gate = gate or Gate()
         self._security = security
-        self._server = make_server([CallInterceptor(Guard(security, gate))], gate, security)
+        self._calls = CallInterceptor(Guard(security, gate))
+        self._server = make_server([self._calls], gate, security)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = self._add(services)
@@ -205,6 +207,10 @@ class GrpcServer:
         states = health_pb2.HealthCheckResponse
         for name in ("", *self._names):
             await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    async def end_calls(self, error: PdkvError) -> None:
+        """Calls that run end now, with `error`, as do new ones. What is cancelled by `stop` ends without a reason."""
+        await self._calls.end(error)
 
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING at once, no new calls; running ones have `grace_s` to end and are then cancelled."""

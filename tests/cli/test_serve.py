@@ -16,12 +16,16 @@ import pytest
 from pdkv.cli.options import ServeOptions
 from pdkv.cli.serve import Served, run_service, run_until_told
 from pdkv.config import RouterConfig
+from pdkv.errors import PdkvError
+from pdkv.node.readiness import Readiness
 from tests.waiting import until_ended
 
 CONFIG = RouterConfig(
     node_id="r0", prefill_addresses=("a:1",), decode_addresses=("b:2",), drain_grace_s=30.0, insecure=True
 )
 SAID = ServeOptions(json=True, exit_with=None)
+SERVES = ("start", "serving True", "serving False")
+ENDS = ("Draining: r0 has ended", "stop 0")
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Script:
     signal: signal.Signals = signal.SIGTERM
     """Sent as soon as the server listens."""
     drains: bool = True
+    readiness: Readiness = field(default_factory=Readiness)
     late: Exception | None = None
 
     async def start(self) -> str:
@@ -50,6 +55,9 @@ class Script:
             finally:
                 self.steps.append("drain cancelled")
 
+    async def end_calls(self, error: PdkvError) -> None:
+        self.steps.append(f"{error.kind}: {error}")
+
     async def stop(self, grace_s: float) -> None:
         self.steps.append(f"stop {grace_s:g}")
 
@@ -57,7 +65,8 @@ class Script:
         config = CONFIG.model_copy(update=settings)
 
         async def serve() -> None:
-            await run_until_told(Served(config, self, "router", "r0", self.drain), options)  # type: ignore[arg-type]
+            served = Served(config, self, "router", "r0", self.drain, self.readiness)  # type: ignore[arg-type]
+            await run_until_told(served, options)
 
         run_service(config, serve, options)
 
@@ -73,7 +82,7 @@ def signals_as_before() -> Any:
 def test_both_signals_end_it_in_order(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(signal=number)
     script.run()
-    assert script.steps == ["start", "serving False", "drain", "stop 0"]
+    assert script.steps == [*SERVES, "drain", *ENDS]
     assert json.loads(capsys.readouterr().out) == {"role": "router", "name": "r0", "address": "127.0.0.1:7000"}
 
 
@@ -86,8 +95,33 @@ def test_what_does_not_end_within_the_grace_is_cut_off(caplog: pytest.LogCapture
     script = Script(drains=False)
     with caplog.at_level("INFO"):
         script.run(drain_grace_s=0.01)
-    assert script.steps == ["start", "serving False", "drain", "drain cancelled", "stop 0"]
+    assert script.steps == [*SERVES, "drain", "drain cancelled", *ENDS]
     assert "draining did not end within 0.01 s: what is left is cancelled" in caplog.text
+
+
+def test_the_health_service_says_what_the_node_says_while_it_serves(caplog: pytest.LogCaptureFixture) -> None:
+    class Sick(Script):
+        """Told to end only once it has been unready, and ready again."""
+
+        async def start(self) -> str:
+            self.steps.append("start")
+            return "127.0.0.1:7000"
+
+        async def set_serving(self, *, serving: bool) -> None:
+            await super().set_serving(serving=serving)
+            match self.steps.count("serving True"), serving:
+                case 1, True:
+                    self.readiness.say("peers", "no peer of 2 can be reached")
+                case 1, False:
+                    self.readiness.say("peers", "")
+                case 2, True:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    sick = Sick()
+    with caplog.at_level("INFO"):
+        sick.run()
+    assert sick.steps[:5] == ["start", "serving True", "serving False", "serving True", "serving False"]
+    assert "not ready: no peer of 2 can be reached" in caplog.text
 
 
 PARENT = """

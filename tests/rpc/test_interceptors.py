@@ -6,14 +6,14 @@ import logging
 import grpc
 import pytest
 
-from pdkv.errors import DeadlineExceeded, PdkvError
+from pdkv.errors import DeadlineExceeded, Draining, PdkvError, PeerLost
 from pdkv.rpc import interceptors
 from pdkv.rpc.convert.checks import RANK_DEADLINE_S, UNARY_DEADLINE_S
 from pdkv.rpc.guard import Guard
 from pdkv.rpc.security import Gate, PlainText
 from pdkv.v1.common_pb2 import StatusRequest
 from tests.rpc import samples
-from tests.rpc.fakes import LIMIT_S, FakePrefill, Stream, collect, failure, run, serving
+from tests.rpc.fakes import LIMIT_S, FakePrefill, Stream, collect, failure, run, serving, soon
 
 
 def test_a_bug_ends_its_call_and_is_logged_whole(caplog: pytest.LogCaptureFixture) -> None:
@@ -49,6 +49,43 @@ def test_a_unary_call_ends_even_if_its_client_set_no_deadline(monkeypatch: pytes
         async with serving(Stuck()) as (server, directory):
             with pytest.raises(DeadlineExceeded, match="RenewLease did not end within"):
                 await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
+
+    run(body)
+
+
+def test_a_server_that_ends_says_why_in_each_call() -> None:
+    """And not without it: a server that just stops leaves its clients with gRPC's own word."""
+
+    async def body() -> None:
+        for told in (True, False):
+            stream = Stream(samples.ACCEPTED, hangs=True)
+            async with serving(FakePrefill(stream)) as (server, directory):
+                peer = directory.peer(server.address)
+                running = asyncio.create_task(failure(peer.prefill(samples.prefill_request())))
+                await soon(stream.waiting)
+                if told:
+                    await server.end_calls(Draining("p0 has ended", node="p0"))
+                    assert stream.ended.is_set(), "what it held is given back by then"
+                    with pytest.raises(Draining, match="p0 has ended"):
+                        await peer.renew_lease(samples.LEASE_CALL)
+                await server.stop(0)
+                seen, error = await running
+                assert seen == [samples.ACCEPTED]
+                assert (type(error), error.fields.get("node")) == ((Draining, "p0") if told else (PeerLost, None))
+
+    run(body)
+
+
+def test_a_client_that_goes_away_is_not_told() -> None:
+    async def body() -> None:
+        stream = Stream(samples.ACCEPTED, hangs=True)
+        async with serving(FakePrefill(stream)) as (server, directory):
+            running = asyncio.create_task(collect(directory.peer(server.address).prefill(samples.prefill_request())))
+            await soon(stream.waiting)
+            running.cancel()
+            await soon(stream.ended)
+            assert stream.end == "CancelledError"
+            await server.end_calls(Draining("p0 has ended"))
 
     run(body)
 
