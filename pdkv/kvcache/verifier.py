@@ -12,36 +12,14 @@ from dataclasses import InitVar, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pdkv.errors import BadPage, BoundsError, DigestMismatch, listed
+from pdkv.errors import BadPage, DigestMismatch, listed
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, PageHashes, ReservationId, UInt64Array
+from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.page_digest import NO_DIGEST, check_algorithm, digest_pages
 from pdkv.kvcache.pool import SlotPool
 
 _PROOF = object()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
-    """Pages that a read has filled, as their sender announced them: consecutive pages of the prompt.
-
-    `digests` are uint64 [pages, 2], main and index. Raises `BoundsError` unless all columns are of one length.
-    """
-
-    reservation: ReservationId
-    first_index: int
-    pages: LocalPages
-    hashes: PageHashes
-    digests: UInt64Array
-
-    def __post_init__(self) -> None:
-        if self.first_index < 0:
-            raise BoundsError("first page index", self.first_index, "at least 0")
-        if len(self.hashes) != len(self.pages):
-            raise BoundsError("hashes of an arrival", len(self.hashes), f"one for each of {len(self.pages)} pages")
-        if self.digests.dtype != np.uint64 or self.digests.shape != (len(self.pages), len(Group)):
-            have = f"{self.digests.dtype} array of shape {self.digests.shape}"
-            raise BoundsError("digests of an arrival", have, f"uint64 [{len(self.pages)}, {len(Group)}]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

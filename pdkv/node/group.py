@@ -22,10 +22,11 @@ import numpy as np
 from pdkv.errors import BadPage, ConfigError, DigestMismatch, IntegrityError
 from pdkv.geometry.page_layout import Group as Cache
 from pdkv.ids import LocalPages, PageHashes, ReservationId, UInt32Array, UInt64Array
+from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.eviction import EvictionOrder
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.pool import SlotPool
-from pdkv.kvcache.verifier import Arrival, VerifiedPages, Verifier
+from pdkv.kvcache.verifier import VerifiedPages, Verifier
 from pdkv.node.base import NodeParts
 from pdkv.node.group_log import Group, GroupSettings, Member
 from pdkv.node.group_transfer import GroupTransfer

@@ -19,9 +19,9 @@ import numpy as np
 
 from pdkv.errors import CapacityError, ConfigError
 from pdkv.ids import LocalPages, UInt32Array
+from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.offload import HostCopy, HostStore, freed_by_end, require_retractable
-from pdkv.kvcache.verifier import Arrival
 from pdkv.node.answer import Answer
 from pdkv.node.base import NodeParts
 from pdkv.node.prompt import Prompt

@@ -26,9 +26,10 @@ from pdkv.errors import (
     TransferError,
 )
 from pdkv.ids import LocalPages, PeerName, ReservationId, UInt64Array
+from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.page_digest import digest_pages
-from pdkv.kvcache.verifier import Arrival, VerifiedPages
+from pdkv.kvcache.verifier import VerifiedPages
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import settle
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, RankStep, StepKind

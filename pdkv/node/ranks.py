@@ -15,7 +15,7 @@ from typing import Protocol
 from pdkv.contract import Contract
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import Int32Array, PageHashes, PeerName, ReservationId, UInt32Array, UInt64Array
-from pdkv.kvcache.verifier import Arrival
+from pdkv.kvcache.arrival import Arrival
 from pdkv.transfer.engine import ReadOrder, ReadStatus
 from pdkv.transfer.orders import BoolArray
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from pdkv.errors import DeadlineExceeded, NotAuthorised, PeerLost, ProtocolError, TlsRefused, WrongIncarnation
 from pdkv.ids import PeerName, UInt64Array
-from pdkv.kvcache.verifier import Arrival
+from pdkv.kvcache.arrival import Arrival
 from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,

@@ -9,12 +9,12 @@ from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
 
 from pdkv.errors import BoundsError, CapacityError
 from pdkv.ids import LocalPages
+from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.compaction import compact, movable, move
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.offload import HostCopy, HostStore, freed_by_end, require_retractable
 from pdkv.kvcache.ownership import PageState
 from pdkv.kvcache.page_digest import digest_pages
-from pdkv.kvcache.verifier import Arrival
 from tests.kvcache.manager_model import FMT, NUM_PAGES, PROMPTS, ManagerMachine
 from tests.kvcache.pools import pages_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from pdkv.errors import ContractMismatch, IntegrityError, ProtocolError, WrongIncarnation
 from pdkv.ids import LocalPages, PageHashes, ReservationId
-from pdkv.kvcache.verifier import Arrival
+from pdkv.kvcache.arrival import Arrival
 from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.group import lead
 from pdkv.node.prefill import PrefillNode, PrefillSettings

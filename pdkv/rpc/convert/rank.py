@@ -12,7 +12,7 @@ import numpy as np
 
 from pdkv.errors import BoundsError
 from pdkv.ids import Int32Array, LocalPages, PageHashes, PeerName, RemotePages, ReservationId, UInt64Array
-from pdkv.kvcache.verifier import Arrival
+from pdkv.kvcache.arrival import Arrival
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, RankStep, StepKind
 from pdkv.rpc.convert import checks
 from pdkv.rpc.convert.common import contract_from_pb, contract_to_pb, peer_from_pb, peer_to_pb

@@ -9,7 +9,7 @@ import pytest
 
 from pdkv.errors import BoundsError, PdkvError, ProtocolError
 from pdkv.ids import LocalPages, PageHashes, RemotePages, ReservationId
-from pdkv.kvcache.verifier import Arrival
+from pdkv.kvcache.arrival import Arrival
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, RankStep, StepKind
 from pdkv.rpc.convert import rank
 from pdkv.transfer.engine import ReadOrder, ReadStatus
