@@ -1,4 +1,4 @@
-"""A second process that serves a pool over NIXL, for the tests and measurements of two nodes."""
+"""A second process that serves a pool over NIXL, and an engine here that reads from it: two nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
@@ -18,9 +19,10 @@ import numpy as np
 from pdkv.geometry.page_layout import PlacementKind, PoolMap
 from pdkv.ids import PeerName
 from pdkv.transfer.backends import backend_factory
-from pdkv.transfer.engine import TransferEngine
+from pdkv.transfer.engine import ReadOutcome, TransferEngine, TransferSettings
 from tests.transfer.pools import Announced, TestPool, peer_name
 
+TCP = (("UCX_TLS", "tcp,self"),)
 WAIT_S = 30.0
 """Longer than anything here takes; a test that gets there has failed."""
 
@@ -105,6 +107,33 @@ class Source:
 
 def add(engine: TransferEngine, source: Served) -> None:
     engine.add_peer(source.announced.name, source.metadata, source.checksum, source.map).result(WAIT_S)
+
+
+class Reader:
+    """An engine of this process."""
+
+    def __init__(
+        self, num_pages: int = 16, kind: PlacementKind = "page_major", settings: TransferSettings | None = None
+    ) -> None:
+        self.pool = TestPool(num_pages, kind, fill=False)
+        self.engine = TransferEngine(backend_factory("nixl"), peer_name("decode"), self.pool.map(), settings=settings)
+
+    def start(self, source: Served, pages: list[int], deadline_s: float = WAIT_S) -> Future[ReadOutcome]:
+        return self.engine.read(source.announced.order(pages, pages, self.pool.num_pages, deadline_s))
+
+    def read(self, source: Served, pages: list[int]) -> ReadOutcome:
+        return self.start(source, pages).result(WAIT_S)
+
+    def start_until_it_lands(
+        self, source: Served, deadline_s: float = WAIT_S, pages: list[int] | None = None
+    ) -> Future[ReadOutcome]:
+        """A read of those or all pages, returned when some of its bytes are there."""
+        self.pool.set_pages(0)
+        pages = pages or list(range(1, self.pool.num_pages))
+        future = self.start(source, pages, deadline_s)
+        while not any(self.pool.page(pages[0])):
+            assert not future.done(), future.result()
+        return future
 
 
 def _serve(pipe: Connection, options: ServeOptions) -> None:

@@ -3,7 +3,6 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +12,9 @@ from pdkv.geometry.page_layout import PlacementKind
 from pdkv.transfer.backends import nixl as nixl_module
 from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.backends.nixl import NixlBackend
-from pdkv.transfer.engine import ReadOutcome, ReadStatus, TransferEngine
-from tests.transfer.pools import TestPool, peer_name
-from tests.transfer.serve import WAIT_S, Served, ServeOptions, Source, add
+from pdkv.transfer.engine import ReadStatus
+from tests.transfer.serve import TCP, WAIT_S, Reader, ServeOptions, Source, add
 
-TCP = (("UCX_TLS", "tcp,self"),)
 LARGE = 400
 """Pages of 361 KiB: enough that a read over TCP is still under way when something happens to it."""
 
@@ -39,28 +36,6 @@ def sources() -> Iterator[dict[str, Source]]:
     yield found
     for source in found.values():
         source.stop()
-
-
-class Reader:
-    """An engine of this process."""
-
-    def __init__(self, num_pages: int = 16, kind: PlacementKind = "page_major") -> None:
-        self.pool = TestPool(num_pages, kind, fill=False)
-        self.engine = TransferEngine(NixlBackend, peer_name("decode"), self.pool.map())
-
-    def start(self, source: Served, pages: list[int], deadline_s: float = WAIT_S) -> Future[ReadOutcome]:
-        return self.engine.read(source.announced.order(pages, pages, self.pool.num_pages, deadline_s))
-
-    def read(self, source: Served, pages: list[int]) -> ReadOutcome:
-        return self.start(source, pages).result(WAIT_S)
-
-    def start_until_it_lands(self, source: Served, deadline_s: float = WAIT_S) -> Future[ReadOutcome]:
-        """A read of all pages, returned when some of its bytes are there."""
-        self.pool.set_pages(0)
-        future = self.start(source, list(range(1, self.pool.num_pages)), deadline_s)
-        while not any(self.pool.page(1)):
-            assert not future.done(), future.result()
-        return future
 
 
 MakeReader = Callable[..., Reader]
