@@ -9,6 +9,7 @@ noticed by keepalive within 15 s, one that never finishes its handshake after 10
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,31 @@ def make_server(interceptors: list[grpc.aio.ServerInterceptor], gate: Gate, secu
     if isinstance(security, MutualTls):
         bounds.append(("grpc.max_connection_age_ms", int(1000 * gate.connection_age_s)))
     return grpc.aio.server(interceptors=interceptors, options=[*_SERVER_OPTIONS, *bounds])
+
+
+def require_free(bind: str) -> None:
+    """To be asked before what is served is built, which takes seconds; `open_port` has the last word.
+
+    Raises `ConfigError` if `bind` is no address of this machine, or is taken.
+    """
+    host, _, port = require_address("bind", bind).rpartition(":")
+    refused: OSError | None = None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    # as gRPC binds: an address whose last owner has just ended is free
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+                    return  # one address of a name is enough for gRPC, too
+            except OSError as error:
+                refused = error
+    except OSError as error:
+        refused = error
+    why = refused.strerror if refused else "no address"
+    raise ConfigError("bind", bind, f"an address that is free here ({why})") from refused
 
 
 def open_port(server: grpc.aio.Server, bind: str, security: Security) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -16,7 +17,7 @@ from pdkv.errors import ConfigError, PdkvError, PeerLost, TlsRefused
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Gate, MutualTls, PlainText
 from pdkv.rpc.server import Services
-from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port, require_address
+from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port, require_address, require_free
 from tests.certificates import EXPIRED, HERE, NOT_YET, Authority
 from tests.rpc import samples
 from tests.rpc.fakes import LIMIT_S, FakePrefill, Stream, failure, run, soon
@@ -44,6 +45,17 @@ def test_advertised_is_what_others_can_reach() -> None:
     for endpoint in (Endpoint("0.0.0.0:0"), Endpoint("[::]:0"), Endpoint("127.0.0.1:0", "0.0.0.0")):
         with pytest.raises(ConfigError, match="advertise"):
             advertised(endpoint, 41)
+
+
+def test_whether_an_address_is_free_is_known_before_anything_is_served() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="free here.*in use"):
+            require_free(address)
+    for free in (address, "127.0.0.1:0", "localhost:0", "0.0.0.0:0"):
+        require_free(free)
+    with pytest.raises(ConfigError, match=r"bind: '192\.0\.2\.1:0' .*free here"):
+        require_free("192.0.2.1:0")
 
 
 def test_a_port_that_is_taken_is_refused_by_name() -> None:
