@@ -50,7 +50,7 @@ def test_advertised_is_what_others_can_reach() -> None:
 def test_whether_an_address_is_free_is_known_before_anything_is_served() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="free here.*in use"):
+        with pytest.raises(ConfigError, match=r"free here.*in use"):
             require_free(address)
     for free in (address, "127.0.0.1:0", "localhost:0", "0.0.0.0:0"):
         require_free(free)
