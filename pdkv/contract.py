@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, get_type_hints
 
 from pdkv.errors import ConfigError, ContractMismatch, Difference, ProtocolError
@@ -315,8 +316,9 @@ def _check_facts(shape: ModelShape, fmt: PageFormat, facts: ContractFacts) -> No
 # --- canonical form ---------------------------------------------------------------------------------------------------
 
 
+@lru_cache(32)
 def _digest(contract: Contract, rules: tuple[Rule, ...]) -> bytes:
-    """Canonical JSON: keys sorted, no spaces, ASCII."""
+    """Canonical JSON: keys sorted, no spaces, ASCII. Kept: it is compared with that of every message."""
     values = {name: _plain(getattr(contract, name)) for name, rule in RULES.items() if rule in rules}
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode("ascii")).digest()
 
