@@ -155,6 +155,12 @@ class NodeConfig(ServiceConfig):
     """Most bytes of one READ: it bounds what a fence has to give up."""
     read_deadline_s: Seconds = 30.0
     """Longest that one read may take before its pages are held back."""
+    peer_probe_s: Seconds = 5.0
+    """A peer that nothing was heard of for so long is asked whether it is still there."""
+    peer_lost_s: Seconds = 15.0
+    """A peer that can't be reached for so long is lost."""
+    peer_forget_s: Seconds = 60.0
+    """A lost peer that is silent for so long is forgotten, with its connection."""
     events_address: ZmqEndpoint = ""
     """Where KV events are published, as ZMQ writes it: tcp://*:5557; empty: nowhere."""
     events_replay: ZmqEndpoint = ""
@@ -213,7 +219,10 @@ class DecodeConfig(NodeConfig):
     """A decode node."""
 
     prefill_addresses: Addresses = ()
-    """Used in turn for requests that name none."""
+    """Used in turn for requests that name none; requests may name these."""
+    prefill_allow: Annotated[tuple[str, ...], Listed] = ()
+    """Other prefill nodes that a request or router may name, as patterns of host:port: 10.1.*:7000, *.prefill.svc:7000,
+    or * for any. Whatever is named gets the prompt and is believed about its pages."""
     allow_fault_injection: bool = False
     """Let a request damage what was read, to show that the damage is found."""
     queue_limit: Count = 64

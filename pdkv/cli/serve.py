@@ -15,8 +15,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pdkv.cli.options import ServeOptions
 from pdkv.config import ServiceConfig
@@ -24,6 +25,7 @@ from pdkv.errors import DeadlineExceeded, Draining, PeerLost
 from pdkv.node.flow import deadline, together
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.server import GrpcServer
+from pdkv.rpc.transport import require_free
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -61,15 +63,28 @@ class Served:
     """Refuse new requests; return when the running ones, and what they left to be read, have ended."""
     readiness: Readiness = field(default_factory=Readiness)
     """What the health service says while it serves."""
+    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """Run from the first call to the last; the process doesn't outlive them."""
 
 
 async def run_until_told(served: Served, options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; a second one is left to the default, which ends the process at once."""
-    config, server = served.config, served.server
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    async with together() as group:
+        beside = [group.create_task(run()) for run in served.beside]
+        await _serve(served, options, told)
+        for task in beside:
+            task.cancel()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log.info("ended")
+
+
+async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> None:
+    """From the first call to the last."""
+    config, server = served.config, served.server
     address = await server.start()
     facts = {"role": served.role, "name": served.name, "address": address}
     if options.json:
@@ -80,7 +95,7 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
         await told.wait()
         health.cancel()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
+        asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once, without a traceback
     log.info("told to end: no new requests, running ones and leases have %.3g s", config.drain_grace_s)
     await server.set_serving(serving=False)
@@ -91,8 +106,6 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
         log.warning("%s: what is left is cancelled", error)
     await server.end_calls(Draining(f"{served.name} has ended", node=served.name))
     await server.stop(0.0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    log.info("ended")
 
 
 async def _say(served: Served, unready: str) -> None:
@@ -100,7 +113,7 @@ async def _say(served: Served, unready: str) -> None:
     if unready:
         log.warning("not ready: %s", unready)
     else:
-        log.info("ready")
+        log.info("ready again")
     await served.server.set_serving(serving=not unready)
 
 
@@ -109,6 +122,7 @@ def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], opt
     if options.exit_with is not None:
         die_with(options.exit_with)
     config.security()
+    require_free(config.bind)
     set_up_logging(config)
 
     async def main() -> None:

@@ -34,9 +34,7 @@ class Link:
 class Links:
     """Prefill nodes by address."""
 
-    def __init__(
-        self, parts: NodeParts, peers: PeerBook, directory: PrefillDirectory, allowed: Sequence[str] = ("*",)
-    ) -> None:
+    def __init__(self, parts: NodeParts, peers: PeerBook, directory: PrefillDirectory, allowed: Sequence[str]) -> None:
         """`allowed`: patterns of addresses that may be dialled, as `fnmatch` reads them."""
         self._parts = parts
         self._peers = peers
@@ -68,10 +66,9 @@ class Links:
         if self._links.get(link.address) is link:
             self._peers.mark(link.intro.name, PeerState.SUSPECT, f"{why.kind}: {why}" if why else "")
 
-    def next_of(self, addresses: Sequence[str], turn: int) -> str:
-        """The one whose turn it is of those that didn't fail; of all, if each did."""
-        good = [a for a in addresses if a not in self._links or self._ready(self._links[a])] or addresses
-        return good[turn % len(good)]
+    def best_first(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """In the same order, but those that failed after those that didn't."""
+        return tuple(sorted(addresses, key=lambda a: a in self._links and not self._ready(self._links[a])))
 
     async def probe(self, name: PeerName) -> None:
         """Half-open, for the keeper: a call and a read; both ways have to be good. The book says how it went."""
@@ -106,6 +103,10 @@ class Links:
             if error.fields.get("code") != "UNIMPLEMENTED":
                 raise
             raise NotAPrefillNode(f"{address} is no prefill node: {error}", address=address) from error
+        except PdkvError as error:
+            # Whoever chose the address has to know which one it is about.
+            error.fields = {"address": address, **error.fields}
+            raise
         finally:
             if address not in self._links:
                 self._directory.drop(address)

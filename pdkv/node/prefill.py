@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
 from pdkv.node.computing import Computation
 from pdkv.node.flow import Idle, deadline, streamed
+from pdkv.node.keeper import KeeperSettings, PeerKeeper
 from pdkv.node.messages import (
     Accepted,
     LeaseCall,
@@ -54,6 +55,7 @@ class PrefillSettings:
     """Most memory of one step's index scores; None: no limit."""
     leases_per_peer: int | None = None
     """Most leases of one decode node at once; None: as many as it asks for."""
+    keeper: KeeperSettings = field(default_factory=KeeperSettings)
 
 
 class PrefillNode:
@@ -74,6 +76,9 @@ class PrefillNode:
         )
         log.info("workspace beside the pages: %s", self.workspace.plan())
         self.peers = PeerBook(parts)
+        # A peer that is silent for that long has no lease any more: they end by themselves.
+        forget_s = max(settings.keeper.forget_s, settings.lease_ttl_s)
+        self.keeper = PeerKeeper(self.peers, self.peers.prove, replace(settings.keeper, forget_s=forget_s))
         self.leases = LeaseTable(settings.leases_per_peer)
         self.draining = False
         self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
@@ -121,7 +126,7 @@ class PrefillNode:
 
     def status(self) -> NodeStatus:
         status = self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
-        return replace(status, workspace=self.workspace.plan())
+        return replace(status, workspace=self.workspace.plan(), draining=self.draining)
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""

@@ -1,7 +1,7 @@
 """Whether a node can serve, and why not: what its health service and its status say.
 
 Guarantees: a node is unready for as long as a part of it says so, and ready again by itself when the last one has taken
-that back; whoever watches hears of the first state and of each change, the latest one if several came at once.
+that back; whoever watches hears of each change, of the latest one if several came at once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class Readiness:
         self._changed.set()
 
     async def watch(self, tell: Callable[[str], Awaitable[None]]) -> None:
-        """Runs until it is cancelled: `tell` gets `unready` now and after each change."""
+        """Runs until it is cancelled: `tell`, who takes the node for ready at first, gets `unready` when it changed."""
+        told = ""
         while True:
             self._changed.clear()
-            await tell(self.unready)
+            if told != self.unready:
+                told = self.unready
+                await tell(told)
             await self._changed.wait()

@@ -16,11 +16,13 @@ from pdkv.errors import (
     PdkvError,
     PeerLost,
     RemoteError,
+    TransferError,
     WrongIncarnation,
 )
 from pdkv.node.links import Links
 from pdkv.node.messages import NodeIntro, PrefillEvent, PrefillRequest
 from pdkv.node.peers import PeerState
+from pdkv.transfer.backends.loopback import Fault, FaultKind
 from tests.node.scene import Meddler, alone, answers, recovered, request, rested, run, turns, until
 from tests.node.toy import Pair, make_pair
 
@@ -209,19 +211,24 @@ def test_who_has_no_such_service_is_named_as_no_prefill_node(error: RemoteError,
             await pair.decode.connect("p0")
         assert type(raised.value) is kind
         assert raised.value.fields["address"] == "p0"
+        pair.net.script(pair.prefill.parts.name, Fault(FaultKind.FAIL))
+        pair.directory.peers["p0"] = pair.prefill
+        with pytest.raises(TransferError) as unread:
+            await pair.decode.connect("p0")
+        assert unread.value.fields["address"] == "p0", "the read says which peer, and here is where it was dialled"
 
     run(scenario, make_pair())
 
 
-def test_those_that_failed_are_passed_over_while_another_is_left() -> None:
+def test_those_that_failed_come_last() -> None:
     async def scenario(pair: Pair) -> None:
         pair.directory.peers["p1"] = pair.prefill
         links = links_of(pair, "*")
         link = await links.of("p0")
-        assert [links.next_of(("p0", "p1"), turn) for turn in range(4)] == ["p0", "p1", "p0", "p1"]
+        assert links.best_first(("p0", "p2", "p1")) == ("p0", "p2", "p1")
         links.forget(link)
-        assert [links.next_of(("p0", "p1"), turn) for turn in range(4)] == ["p1"] * 4
-        assert [links.next_of(("p0",), turn) for turn in range(2)] == ["p0"] * 2
+        assert links.best_first(("p0", "p2", "p1")) == ("p2", "p1", "p0")
+        assert links.best_first(()) == ()
 
     run(scenario, make_pair())
 
