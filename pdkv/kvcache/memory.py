@@ -1,9 +1,9 @@
 """Memory for a pool's buffers: mapped here, or taken from torch.
 
-Guarantees: addresses are stable until `close`; nothing is touched, so an anonymous pool costs memory only where it is
-written; anonymous buffers start on a 2 MiB edge, because a huge page can't lie elsewhere (for files the kernel chooses
-the address, and each buffer starts on a 2 MiB edge of the file); what the system made of the request for huge pages is
-told as it is.
+Guarantees: addresses are stable until `close`; nothing is touched before `commit`, so an anonymous pool costs memory
+only where it is written; anonymous buffers start on a 2 MiB edge, because a huge page can't lie elsewhere (for files the
+kernel chooses the address, and each buffer starts on a 2 MiB edge of the file); what the system made of the request for
+huge pages is told as it is.
 
 No tensor ever outlives its memory: each tensor holds a reference to the mapping it was cut from (through numpy, whose
 arrays keep the exporting buffer alive), and the mapping is undone by its own destructor. So `close` gives this object's
@@ -13,6 +13,8 @@ first, because unmapping registered memory crashes a TCP target.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import re
@@ -32,6 +34,9 @@ MemoryKind = Literal["anonymous", "shared", "file", "torch"]
 device, not zeroed."""
 HUGE_PAGE_BYTES = 2 << 20
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
+_SMALL_PAGE_BYTES = 4096
+_MADV_POPULATE_WRITE = 23
+"""Not in Python's mmap yet."""
 
 
 class PoolMemory:
@@ -75,6 +80,19 @@ class PoolMemory:
         edges = [(a, a + n) for a, n in zip(self.addresses, self._sizes, strict=True) if n]
         low, high = min(e[0] for e in edges), max(e[1] for e in edges)
         return min(_huge_bytes_between(low, high), high - low)
+
+    def commit(self) -> None:
+        """Have the system find the memory now, and not when a page is first written: what it hasn't got is an error
+        here, and no read has to wait for it. Bytes stay as they are; nothing happens to a file's memory and a device's.
+
+        Raises `ConfigError` for memory that the system hasn't got.
+        """
+        if self.memory == "VRAM" or self.kind == "file":
+            return
+        for buffer, address in zip(self.buffers, self.addresses, strict=True):
+            if buffer.numel() and not _populated(address, buffer.numel()):
+                view = buffer.numpy()[::_SMALL_PAGE_BYTES]
+                view |= 0
 
     def close(self) -> None:
         """Give the buffers back; idempotent. The memory goes when the last tensor cut from them does."""
@@ -155,6 +173,19 @@ def _ask_for_huge_pages(mapping: mmap.mmap, *, setting: str) -> str:
     granted = mode in ("always", "madvise", "advise", "within_size", "force")
     answer = "granted on touch" if granted else "asked for, but switched off"
     return f"{answer} (transparent_hugepage/{setting}: {mode})"
+
+
+def _populated(address: int, length: int) -> bool:
+    """Whether the kernel did it: it can from Linux 5.14 on, and only for whole pages."""
+    start = address - address % _SMALL_PAGE_BYTES
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    done = madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + length - start), _MADV_POPULATE_WRITE)
+    if done == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.EAGAIN):
+        return False
+    raise ConfigError("pool bytes", length, f"what the system has now ({os.strerror(number)})")
 
 
 def _huge_bytes_between(low: int, high: int) -> int:

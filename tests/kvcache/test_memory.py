@@ -78,6 +78,51 @@ def test_allocation_touches_nothing() -> None:
     assert huge == 0
 
 
+COMMITS = """
+from pathlib import Path
+from pdkv.kvcache import memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+by_the_kernel, kept = memory._populated, []
+for populated in (by_the_kernel, lambda address, length: False):
+    memory._populated = populated
+    for kind in ("anonymous", "shared", "torch"):
+        made = memory.allocate([48 << 20, 0, 5000], kind=kind)
+        kept.append(made)
+        if kind != "torch":
+            made.buffers[0][12345] = 7
+        before = resident()
+        made.commit()
+        assert kind == "torch" or made.buffers[0].count_nonzero() == 1 and made.buffers[0][12345] == 7
+        print(kind, (resident() - before) >> 20)
+        made.commit()
+"""
+
+
+def test_memory_that_is_committed_is_there_and_as_it_was() -> None:
+    """By the kernel, and where it can't, by hand."""
+    done = subprocess.run([sys.executable, "-c", COMMITS], capture_output=True, text=True, timeout=60, check=True)
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert [kind for kind, _ in found] == ["anonymous", "shared", "torch"] * 2
+    assert all(int(mib) >= 40 for _, mib in found), found
+
+
+def test_a_file_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "_populated", lambda *_: pytest.fail("nothing is to be committed"))
+    make("file", tmp_path).commit()
+
+
+def test_memory_that_is_not_there_is_said_so() -> None:
+    gone = allocate([HUGE_PAGE_BYTES])
+    address = gone.addresses[0]
+    gone.close()
+    gc.collect()
+    with pytest.raises(ConfigError, match=f"pool bytes: {HUGE_PAGE_BYTES} .*what the system has now"):
+        memory_module._populated(address, HUGE_PAGE_BYTES)
+
+
 def test_huge_pages_are_reported_as_the_system_has_them() -> None:
     memory = allocate([4 * HUGE_PAGE_BYTES])
     memory.buffers[0].fill_(1)

@@ -36,14 +36,14 @@ OTHER_LIST = "full,full,shared,shared,shared,full,shared,full"
 OTHER_ROLLBACK = 4
 UNREAD_INDEX_TOKENS = 2000
 
-# Faults strike each read of a request, and the first read is the first chunk: CHUNK_TOKENS // 64 = 8 pages.
+# Faults strike each read of a request. The first one ends it, and is the first chunk: CHUNK_TOKENS // 64 = 8 pages.
 CONTROLS = {
-    "drop-index": {0: "index", 7: "index"},
+    "drop-index": dict.fromkeys(range(8), "index"),
     "zero-page": {7: "both"},
     "swap-pages": {0: "both", 7: "both"},
     "flip-bit": {4: "main"},
 }
-"""Fault to the prompt pages that must be named, and the cache of each."""
+"""Fault to the prompt pages that must be named, they and no others, and the cache of each."""
 
 
 @dataclass(slots=True)
@@ -168,9 +168,7 @@ class Demo:
                 served = await self._ask(decode, request)
                 row = ControlRow(fault, words, f"nothing: {len(served.tokens)} tokens came out", ok=False)
             except DigestMismatch as error:
-                named = {int(p): c for p, c in re.findall(r"prompt page (\d+) in local page \d+: (\w+)", str(error))}
-                ok = expected.items() <= named.items()
-                row = ControlRow(fault, words, f"{error.status}: {_pages(named)}", ok=ok)
+                row = judged(fault, error)
             except PdkvError as error:
                 row = ControlRow(fault, words, f"{error.kind}: {error}", ok=False)
             self.report.controls.append(row)
@@ -285,6 +283,13 @@ class Demo:
             for s in ships
         )
         checks["telemetry"] = whole and all(s.bytes_backend == s.bytes_main + s.bytes_index > 0 for s in ships)
+
+
+def judged(fault: str, error: DigestMismatch) -> ControlRow:
+    """Held only if the pages that are named are those that the fault struck, and no others."""
+    expected = CONTROLS[fault]
+    named = {int(p): c for p, c in re.findall(r"prompt page (\d+) in local page \d+: (\w+)", str(error))}
+    return ControlRow(fault, _pages(expected), f"{error.status}: {_pages(named)}", ok=named == expected)
 
 
 def _pages(named: dict[int, str]) -> str:

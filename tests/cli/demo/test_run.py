@@ -15,8 +15,9 @@ import pytest
 from pdkv.cli.demo.asks import Kind, make_asks
 from pdkv.cli.demo.pressure import POLICIES
 from pdkv.cli.demo.report import CHECKS, Report, RequestRow
-from pdkv.cli.demo.run import CONTROLS, Demo
+from pdkv.cli.demo.run import CONTROLS, Demo, judged
 from pdkv.cli.demo.speculative import LOSSES, asks
+from pdkv.errors import BadPage, DigestMismatch, listed
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import page_format
 from pdkv.node.messages import Shipment
@@ -176,6 +177,20 @@ def test_one_row_that_is_wrong_fails_its_check(
     found = rows()
     found[0] = replace(found[0], shipment=replace(found[0].shipment, **shipment), **changes)
     assert {name for name, held in checked(found).checks.items() if not held} == failed
+
+
+@pytest.mark.parametrize("fault", CONTROLS)
+def test_a_fault_must_be_named_with_its_pages_and_no_others(fault: str) -> None:
+    def said(pages: dict[int, str]) -> DigestMismatch:
+        bad = [BadPage(index, 100 + index, cache, 7) for index, cache in pages.items()]
+        return DigestMismatch(f"bytes differ: {listed(bad)}", bad=bad)
+
+    struck = CONTROLS[fault]
+    assert judged(fault, said(struck)).ok
+    fewer = dict(list(struck.items())[1:])
+    other = {index: "both" if cache != "both" else "main" for index, cache in struck.items()}
+    for wrong in (fewer, {**struck, 8: "index"}, other):
+        assert not judged(fault, said(wrong)).ok
 
 
 def test_a_row_that_is_missing_fails_every_check_of_rows() -> None:
