@@ -119,6 +119,9 @@ class NodeConfig(ServiceConfig):
     """Kind of memory: private on huge pages, a memfd, a file, or torch's own."""
     memory_path: FilePath = ""
     """Of the file, for memory "file"."""
+    touch_pool: bool = True
+    """Have the system find the pool's memory at the start, so that what it hasn't got is an error then and not later;
+    nothing is done about a file and a device."""
     device: Annotated[str, Takes("DEVICE", "a device of torch")] = "cpu"
     """Where the pool lies, as torch names it."""
     placement: Literal["page_major", "layer_major"] = "page_major"

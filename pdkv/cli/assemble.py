@@ -53,6 +53,8 @@ def build_parts(config: NodeConfig) -> NodeParts:
         path=config.memory_path or None,
         device=config.device,
     )
+    if config.touch_pool:
+        pool.memory.commit()
     engine = ReferenceEngine(model, pool) if isinstance(model, LoadedModel) else synthetic.SyntheticEngine(model, pool)
     contract = contract_of(config, model, fmt)
     name = PeerName(NodeId(config.node_id), new_incarnation())

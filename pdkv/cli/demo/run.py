@@ -86,8 +86,9 @@ class Demo:
         try:
             self._say("starting a prefill and a decode process, and the same model in this one")
             prefill, decode = await asyncio.gather(
-                self._fleet.start("prefill", "prefill-0", self._flags(chunk_tokens=CHUNK_TOKENS)),
-                self._fleet.start("decode", "decode-0", self._flags(allow_fault_injection=True)),
+                # their rates are shown: no page is to be found for the first time by a read
+                self._fleet.start("prefill", "prefill-0", self._flags(touch_pool=True, chunk_tokens=CHUNK_TOKENS)),
+                self._fleet.start("decode", "decode-0", self._flags(touch_pool=True, allow_fault_injection=True)),
             )
             await self._serve(prefill, decode, answers)
             await self._controls(prefill, decode)
@@ -101,7 +102,9 @@ class Demo:
         self._check_requests()
 
     def _flags(self, **more: str | int | bool) -> dict[str, str | int | bool]:
-        return {"model": MODEL, "threads": self._threads, "insecure": True, **more}
+        """Memory is committed at the start only where that is asked for: of most pools little is used."""
+        touch = more.pop("touch_pool", False)
+        return {"model": MODEL, "threads": self._threads, "insecure": True, "no_touch_pool": not touch, **more}
 
     async def _serve(
         self, prefill: NodeProcess, decode: NodeProcess, answers: list[asyncio.Task[MonolithAnswer]]
