@@ -4,7 +4,8 @@ Guarantees: ranks reserve, commit and free in one order, that of the leader's lo
 all; a page is committed only after every rank has read it and reported the announced digests (VERIFIED), and a request
 is admitted only after every rank has committed (`barrier`); what fails on one rank fails the request on all, and frees
 nothing before every rank's read or step has ended; pages that are quarantined for one rank are quarantined on all; a
-rank that can't be reached or gives other results ends the group: it refuses every request until it is started anew.
+rank that can't be reached or gives other results ends the group: it isn't ready any more, and refuses every request
+until it is started anew.
 
 `DecodeNode` doesn't know of it: `lead` turns the parts of one rank into a group's. Speculation stays with engines that
 step all of their ranks themselves: drafts are rolled back by a pool's own hand, which this log doesn't hold.
@@ -55,6 +56,7 @@ async def lead(
         raise ConfigError("speculation", parts.contract.speculation, "none: a group's engine drafts by itself")
     joining = Joining(parts.name, parts.contract, parts.pool.num_pages)
     group = Group([Member(rank, await rank.join(joining)) for rank in ranks], settings or GroupSettings())
+    group.ended = lambda why: parts.readiness.say("group", f"the group is broken: {why}")
     of_all = replace(
         parts,
         manager=GroupManager(parts.pool, group, order),

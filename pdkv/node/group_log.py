@@ -1,8 +1,8 @@
 """The log of a decode group, its ranks, and who has carried out how much of it.
 
 Guarantees: every rank gets every entry once, in order; `barrier` returns only when all have carried out all that was
-written before it; a rank that can't be reached, doesn't answer in time or gives other results ends the group, and
-everybody who waits for it hears so.
+written before it; a rank that can't be reached, doesn't answer in time or gives other results ends the group, also
+while there is nothing to do, and everybody who waits for it hears so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ T = TypeVar("T")
 class GroupSettings:
     answer_s: float = 30.0
     """A rank that takes longer for an entry of the log, a step, digests, or a read beyond its deadline, is lost."""
+    idle_s: float = 2.0
+    """A rank that had nothing to do for so long is asked whether it is still there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +46,8 @@ class Group:
         self.position = 0
         """Entries written so far."""
         self.broken: PeerLost | None = None
+        self.ended: Callable[[PeerLost], None] = lambda why: None
+        """Called once, when the group is broken."""
         self.loop = asyncio.get_running_loop()
         self._log: list[Entry] = []
         """Those that some rank hasn't carried out yet: the last ones."""
@@ -104,16 +108,24 @@ class Group:
         await asyncio.gather(*self._senders, *self._tasks, return_exceptions=True)
 
     async def _send(self, member: Member) -> None:
-        """Entries in order, those that have gathered at once."""
+        """Entries in order, those that have gathered at once; none at all, when it was long idle, as a sign of life."""
         while True:
-            while member.acked < self.position:
-                batch = self._log[member.acked - self.position :]
-                await self.ask(member, member.port.apply(member.acked, batch), self.settings.answer_s)
-                member.acked += len(batch)
-                del self._log[: len(self._log) - (self.position - min(m.acked for m in self.members))]
-                self._moved.set()
-            member.wake.clear()
-            await member.wake.wait()
+            batch = self._log[len(self._log) - (self.position - member.acked) :]
+            await self.ask(member, member.port.apply(member.acked, batch), self.settings.answer_s)
+            member.acked += len(batch)
+            del self._log[: len(self._log) - (self.position - min(m.acked for m in self.members))]
+            self._moved.set()
+            if member.acked == self.position:
+                await self._work_for(member)
+
+    async def _work_for(self, member: Member) -> None:
+        """There is, or it is time for a sign of life."""
+        member.wake.clear()
+        try:
+            async with asyncio.timeout(self.settings.idle_s):
+                await member.wake.wait()
+        except TimeoutError:
+            return
 
     def _sender_ended(self, task: asyncio.Task[None], member: Member) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -123,4 +135,5 @@ class Group:
         """The rank is of no use any more; the first reason stays."""
         if self.broken is None:
             self.broken = PeerLost(f"rank {member.name}: {error}", rank=member.name, error=type(error).__name__)
+            self.ended(self.broken)
         self._moved.set()

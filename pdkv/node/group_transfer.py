@@ -7,9 +7,10 @@ land on any rank; a prefill node is known to all ranks before the first read fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -53,10 +54,12 @@ class GroupTransfer:
         """Raises `PeerLost` at once, as `read`, if the group is broken."""
         self._group.require_whole()
         new = NewPeer(peer, metadata, checksum, pool)
-        return self._with_ranks(self._local.add_peer(peer, metadata, checksum, pool), lambda rank: rank.add_peer(new))
+        local = self._local.add_peer(peer, metadata, checksum, pool)
+        return self._joined(local, [self._group.all(lambda rank: rank.add_peer(new))])
 
     def remove_peer(self, peer: PeerName) -> Future[None]:
-        return self._with_ranks(self._local.remove_peer(peer), lambda rank: rank.remove_peer(peer))
+        local, members = self._local.remove_peer(peer), self._group.members
+        return self._joined(local, [self._patient(member, lambda rank: rank.remove_peer(peer)) for member in members])
 
     def read(self, order: ReadOrder) -> Future[ReadOutcome]:
         """Numbers of the outcome are this rank's own, its status is the group's."""
@@ -82,13 +85,13 @@ class GroupTransfer:
     def close(self) -> None:
         self._local.close()
 
-    def _with_ranks(self, local: Future[None], call: Callable[[RankPort], Awaitable[None]]) -> Future[None]:
+    def _joined(self, local: Future[None], theirs: Sequence[Awaitable[Any]]) -> Future[None]:
         joined: Future[None] = Future()
         joined.set_running_or_notify_cancel()
 
         async def join() -> None:
             own: asyncio.Future[None] = asyncio.wrap_future(local)
-            ended = await asyncio.gather(own, self._group.all(call), return_exceptions=True)
+            ended = await asyncio.gather(own, *theirs, return_exceptions=True)
             error = next((end for end in ended if isinstance(end, BaseException)), None)
             if error is not None:
                 joined.set_exception(error)
@@ -126,16 +129,16 @@ class GroupTransfer:
     async def _settle(
         self, read_id: int, own: Future[None] | None, members: list[Member], settled: Future[None]
     ) -> None:
-        waits = [self._settled(member, read_id) for member in members]
+        waits = [self._patient(member, lambda rank: rank.settled(read_id)) for member in members]
         await asyncio.gather(*([asyncio.wrap_future(own)] if own else []), *waits)
         settled.set_result(None)
 
-    async def _settled(self, member: Member, read_id: int) -> None:
-        """Until no read of this rank can land any more. A rank that is lost has no pages that matter: no log reaches
-        it, so nobody is given pages there."""
+    async def _patient(self, member: Member, call: Callable[[RankPort], Awaitable[None]]) -> None:
+        """Until reads of this rank have settled, which may take long. A rank that is lost has no pages that matter: no
+        log reaches it, so nobody is given pages there."""
         while True:
             try:
-                return await member.port.settled(read_id)
+                return await call(member.port)
             except DeadlineExceeded:
                 continue  # a call has one; what it waits for may take longer
             except PdkvError as error:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import xxhash
 
 from pdkv.contract import require_compatible, require_equal_shards
-from pdkv.errors import ContractMismatch, Difference, PdkvError, PeerLost, ProtocolError, WrongIncarnation
+from pdkv.errors import ContractMismatch, Difference, PdkvError, ProtocolError, WrongIncarnation
 from pdkv.ids import PeerName
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import begin, together
@@ -165,13 +165,10 @@ class PeerBook:
         raise ProtocolError(f"{newcomer} can't take the place of {other.name}, which still answers", peer=other.name)
 
     async def _prove(self, peer: Peer) -> None:
-        peer.probed_s = self.now()
         try:
-            try:
-                await asyncio.wrap_future(self._parts.transfer.probe(peer.name))
-            except PeerLost:
-                # The engine has given it up: whether it is there shows only when it is added again.
-                await self._added(peer)
+            # An engine that has given it up has to be told of it again; where it is known, nothing happens.
+            await self._added(peer)
+            await asyncio.wrap_future(self._parts.transfer.probe(peer.name))
         except PdkvError as error:
             self.failed(peer.name, error)
             raise

@@ -14,9 +14,10 @@ from pdkv.errors import (
 )
 from pdkv.ids import PageHashes
 from pdkv.node.group import GroupSettings
-from pdkv.node.ranks import Entry
+from pdkv.node.rank import Rank
+from pdkv.node.ranks import Entry, RankPort
 from tests.node.grouped import Port, Scene, first_rank, run
-from tests.node.scene import request
+from tests.node.scene import request, until
 
 
 class Dead(Port):
@@ -71,3 +72,37 @@ def test_a_rank_whose_pages_went_another_way_is_found_out() -> None:
         assert isinstance(scene.ranks[0].diverged, IntegrityError)
 
     run(scenario)
+
+
+class Mortal(Port):
+    """Goes away when it is told to, with nothing under way."""
+
+    asked = 0
+    gone = False
+
+    async def apply(self, first: int, entries: Sequence[Entry]) -> None:
+        self.asked += not entries
+        if self.gone:
+            raise PeerLost("nobody answers")
+        await self.rank.apply(first, entries)
+
+
+def test_a_rank_that_dies_while_nothing_happens_is_noticed_and_the_node_is_not_ready() -> None:
+    made: list[Mortal] = []
+
+    def between(rank: Rank) -> RankPort:
+        made.append(Mortal(rank))
+        return made[-1]  # type: ignore[return-value]
+
+    async def scenario(scene: Scene) -> None:
+        readiness = scene.parts[0].readiness
+        await scene.ask(request(100))
+        asked = made[0].asked
+        await until(lambda: made[0].asked >= asked + 3)
+        assert readiness.unready == "", "one sign of life after the other"
+        made[0].gone = True
+        await until(lambda: readiness.unready)
+        assert readiness.unready == "the group is broken: rank " + f"{made[0].rank.parts.name}: nobody answers"
+        assert scene.pair.decode.status().unready == readiness.unready
+
+    run(scenario, between=between, settings=GroupSettings(idle_s=0.01))

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from pdkv.errors import (
-    PeerLost,
-    TransferUnsettled,
-)
+from pdkv.errors import DeadlineExceeded, PeerLost, TransferUnsettled
+from pdkv.ids import PeerName
+from pdkv.node.rank import Rank
+from pdkv.node.ranks import RankPort
 from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
-from tests.node.grouped import Scene, run
+from tests.node.grouped import Port, Scene, run
 from tests.node.scene import alone, request, until
 
 
@@ -90,5 +90,51 @@ def test_an_abort_waits_for_the_reads_of_every_rank() -> None:
         assert held == [1, 1, 1]
         settled.set_result(None)
         await scene.rested()
+
+    run(scenario)
+
+
+class Slow(Port):
+    """Its reads take longer to settle than a call may take, and more than once."""
+
+    tries = 0
+
+    async def remove_peer(self, peer: PeerName) -> None:
+        self.tries += 1
+        if self.tries < 3:
+            raise DeadlineExceeded("still under way")
+        await self.rank.remove_peer(peer)
+
+
+def test_a_rank_whose_reads_take_long_to_settle_holds_a_peer_back_and_is_not_lost() -> None:
+    made: list[Slow] = []
+
+    def between(rank: Rank) -> RankPort:
+        made.append(Slow(rank))
+        return made[-1]  # type: ignore[return-value]
+
+    async def scenario(scene: Scene) -> None:
+        await scene.ask(request(100))
+        peers, name = scene.pair.decode.peers, scene.pair.prefill.parts.name
+        peers.dismiss(peers.get(name), "forgotten")  # type: ignore[arg-type]
+        await until(lambda: not peers.states)
+        assert [rank.tries for rank in made] == [3, 3]
+        assert scene.group.broken is None
+        assert not any(rank.parts.transfer._core.peers for rank in scene.ranks)  # type: ignore[attr-defined]
+        asked = request(200, name="again")
+        assert tuple(await scene.ask(asked)) == alone(scene.pair, asked)
+
+    run(scenario, between=between)
+
+
+def test_a_peer_that_one_rank_had_given_up_is_known_to_all_again_when_it_is_ready() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.ask(request(100))
+        name, theirs = scene.pair.prefill.parts.name, scene.ranks[0].parts.transfer
+        await asyncio.wrap_future(theirs.remove_peer(name))
+        await scene.pair.decode.peers.prove(name)
+        assert (await asyncio.wrap_future(theirs.probe(name))).seconds >= 0
+        asked = request(200, name="again")
+        assert tuple(await scene.ask(asked)) == alone(scene.pair, asked)
 
     run(scenario)
