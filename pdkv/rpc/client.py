@@ -79,20 +79,23 @@ class _Client:
             # Nobody cancelled the caller: its channel was closed under the call.
             raise PeerLost(f"{what}: the connection to {self.address} was closed here", address=self.address) from None
 
-    async def _first(self, call: str, message: checks.Message, node: str = "") -> Any:
+    async def _first(self, call: str, message: checks.Message) -> Any:
         """A call that waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`. What
         TLS refuses is raised at once: it would be refused again."""
         ends_s = asyncio.get_running_loop().time() + self._settings.connect_timeout_s
         try:
-            return await self._within(ends_s, call, message, node, wait=False)
+            return await self._within(self._settings.connect_timeout_s, call, message)
         except PeerLost as error:
             if isinstance(error, TlsRefused) or "code" not in error.fields:
                 raise
             # gRPC's own word that nobody is there yet: only while waiting it doesn't say why.
-            return await self._within(ends_s, call, message, node, wait=True)
+            left_s = max(ends_s - asyncio.get_running_loop().time(), 0.0)
+            return await self._within(left_s, call, message, wait=True)
 
-    async def _within(self, ends_s: float, call: str, message: checks.Message, node: str, *, wait: bool) -> Any:
-        timeout_s = max(ends_s - asyncio.get_running_loop().time(), 0.0)
+    async def _within(
+        self, timeout_s: float, call: str, message: checks.Message, node: str = "", *, wait: bool = False
+    ) -> Any:
+        """Raises `PeerLost` if the peer isn't reached, at once where that is known, unless it is told to `wait`."""
         try:
             async with self._call(call, message, node) as stub:
                 return await getattr(stub, call)(message, timeout=timeout_s, wait_for_ready=wait)
@@ -110,19 +113,20 @@ class GrpcPrefillPeer(_Client):
     _service = prefill_pb2_grpc.PrefillStub
 
     async def connect(self, intro_: NodeIntro) -> NodeIntro:
-        """Waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`.
+        """Raises `PeerLost` at once if nobody listens there, and after `connect_timeout_s` if nothing is heard.
 
         Under mutual TLS raises `TlsRefused` for a certificate that isn't of the CA or the host, `NotAuthorised` for one
         that doesn't name the node that the peer says it is.
         """
         request = intro.introduction_to_pb(intro_)
-        answer = intro.introduction_from_pb(await self._first("Connect", request))
+        timeout_s = self._settings.connect_timeout_s
+        answer = intro.introduction_from_pb(await self._within(timeout_s, "Connect", request))
         if not self._channels.tls:
             return answer
         # Whoever answered has a certificate for the host. It is the node only if it has one for that name too.
         node = answer.name.node
         try:
-            named = intro.introduction_from_pb(await self._first("Connect", request, node))
+            named = intro.introduction_from_pb(await self._within(timeout_s, "Connect", request, node))
         except TlsRefused as error:
             words = f"{self.address} says it is node {node}, but its certificate has no DNS name {node}"
             raise NotAuthorised(words, address=self.address, node=node) from error

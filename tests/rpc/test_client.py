@@ -5,6 +5,9 @@ import dataclasses
 import socket
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -23,6 +26,7 @@ from pdkv.errors import (
 )
 from pdkv.ids import Incarnation, PeerName
 from pdkv.node.messages import Accepted, NodeIntro, Token
+from pdkv.node.ranks import Joining
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
 from pdkv.rpc.convert import prefill
 from pdkv.rpc.errors import KINDS
@@ -147,12 +151,27 @@ def test_a_node_that_is_not_there_is_lost() -> None:
             address = server.address
         directory = GrpcDirectory(PlainText(), ClientSettings(connect_timeout_s=0.2))
         peer = directory.peer(address)
-        with pytest.raises(PeerLost, match=r"could not be reached within 0\.2 s") as caught:
+        with pytest.raises(PeerLost, match="Connection refused") as caught:
             await peer.connect(samples.intro())
         assert caught.value.fields["address"] == address
+        with pytest.raises(PeerLost, match=r"could not be reached within 0\.2 s"):
+            await directory.rank(address).join(Joining(samples.P, samples.contract(), 9))
         with pytest.raises(PeerLost):
             await peer.renew_lease(samples.LEASE_CALL)
         await directory.close()
+
+    run(body)
+
+
+def test_a_node_that_says_nothing_is_lost_after_a_while() -> None:
+    async def body() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)
+        async with silent as listener:
+            host, port = listener.sockets[0].getsockname()
+            directory = GrpcDirectory(PlainText(), ClientSettings(connect_timeout_s=0.2))
+            with pytest.raises(PeerLost, match=r"could not be reached within 0\.2 s"):
+                await directory.peer(f"{host}:{port}").connect(samples.intro())
+            await directory.close()
 
     run(body)
 
@@ -295,20 +314,21 @@ def test_a_node_that_is_another_one_when_it_is_asked_again_is_not_believed(tmp_p
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_node_that_comes_up_late_is_waited_for(tls: bool, tmp_path: Path) -> None:
+def test_a_rank_that_comes_up_late_is_waited_for(tls: bool, tmp_path: Path) -> None:
     async def body() -> None:
         files = Files(tmp_path)
         own = files.client if tls else PlainText()
         async with dialling(own) as directory:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 address = f"127.0.0.1:{free.getsockname()[1]}"
-            connecting = asyncio.create_task(directory.peer(address).connect(samples.intro(samples.D)))
-            _, error = await failure(directory.peer(address).prefill(samples.prefill_request()))
-            assert isinstance(error, PeerLost)
-            assert not connecting.done()
-            server = GrpcServer(Endpoint(address), Services(FakePrefill()), files.server if tls else PlainText())
+            joining = asyncio.create_task(directory.rank(address).join(Joining(samples.D, samples.contract(), 16)))
+            with pytest.raises(PeerLost):
+                await directory.peer(address).connect(samples.intro(samples.D))
+            assert not joining.done(), "a prefill node is one of many, a rank is the only one"
+            rank: Any = SimpleNamespace(join=AsyncMock(return_value=samples.P))
+            server = GrpcServer(Endpoint(address), Services(rank=rank), files.server if tls else PlainText())
             await server.start()
-            assert (await connecting).name == samples.P
+            assert await joining == samples.P
             await server.stop(0)
 
     run(body)
