@@ -18,6 +18,7 @@ from pdkv.errors import ConfigError, ContractMismatch
 from pdkv.geometry.diagnose.step import DENSE_ENGINES
 from pdkv.geometry.page_layout import Group, page_format
 from pdkv.kvcache.eviction import ORDERS
+from pdkv.kvcache.memory import PoolMemory
 from pdkv.node.base import NodeParts
 from pdkv.node.oracle import Oracle
 
@@ -55,6 +56,14 @@ def test_layer_lists_come_from_the_layers_that_the_engine_built() -> None:
             assert parts.contract.indexer_types == built == (listed or built)
             assert index_layers(parts) == [layer for layer, kind in enumerate(built) if kind == "full"]
             assert [name for name, _ in parts.contract.segments] == [s.name for s in parts.pool.fmt.segments]
+
+
+@pytest.mark.parametrize("touch", [True, False])
+def test_memory_is_committed_where_that_is_asked_for(touch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed: list[PoolMemory] = []
+    monkeypatch.setattr(PoolMemory, "commit", lambda memory: committed.append(memory))
+    with parts_of(touch_pool=touch) as parts:
+        assert committed == ([parts.pool.memory] if touch else [])
 
 
 def test_the_engine_is_named_in_the_contract_as_diagnoses_know_it() -> None:

@@ -26,6 +26,8 @@ from tests.waiting import DEADLINE_S
 T = TypeVar("T")
 CHUNK = 512
 GREEDY = Sampling(max_tokens=8)
+COMMON = {"model": "tiny", "threads": 1, "insecure": True, "no_touch_pool": True}
+"""Many pools at once, of which little is used."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class World:
     async def start(self, role: str, name: str, **flags: str | int | bool) -> NodeProcess:
         """A node like the others but for `flags`."""
         chunk = {"chunk_tokens": CHUNK} if role == "prefill" else {}
-        return await self._fleet.start(role, name, {"model": "tiny", "threads": 1, "insecure": True, **chunk, **flags})
+        return await self._fleet.start(role, name, {**COMMON, **chunk, **flags})
 
     def request(self, seed: int, length: int, prefill: NodeProcess | None = None, **more: Any) -> GenerateRequest:
         """A prompt that only its seed has, for the prefill node `prefill` (`self.prefill` unless given)."""
