@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from pdkv.ids import PeerName
+from pdkv.transfer.backends.faulty import FaultPlan, faulty
 from pdkv.transfer.backends.loopback import LoopbackNet
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.orders import PeerOffer, ReadOrder, ReadOutcome, TransferSettings
@@ -20,15 +21,18 @@ FAR_S = 1e6
 
 
 class CorePair:
-    """`sink` reads from `source`; both pools hold 16 tiny pages unless told otherwise."""
+    """`sink` reads from `source`, with the plan's faults; both pools hold 16 tiny pages."""
 
-    def __init__(self, *, settings: TransferSettings | None = None, connect: bool = True) -> None:
+    def __init__(
+        self, *, settings: TransferSettings | None = None, connect: bool = True, plan: FaultPlan | None = None
+    ) -> None:
         self.net = LoopbackNet()
         self.settings = settings or TransferSettings()
+        self.factory = faulty(self.net.backend, plan or FaultPlan())
         self.source_name, self.sink_name = peer_name("prefill"), peer_name("decode")
         self.source_pool, self.sink_pool = TestPool(seed=1), TestPool(fill=False)
         self.source = self.core(self.source_name, self.source_pool)
-        self.sink = self.core(self.sink_name, self.sink_pool)
+        self.sink = TransferCore(self.factory, self.sink_name, self.sink_pool.map(), self.settings)
         if connect:
             self.done(self.add(self.source_name, offer_of(self.source.metadata, self.source_pool)))
 

@@ -15,6 +15,7 @@ from pdkv.ids import LocalPages, PeerName, RemotePages
 from pdkv.transfer import engine as engine_module
 from pdkv.transfer.backends import backend_factory
 from pdkv.transfer.backends.base import AgentName
+from pdkv.transfer.backends.faulty import FaultPlan, faulty
 from pdkv.transfer.backends.loopback import Fault, FaultKind, LoopbackNet
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.engine import ReadOrder, ReadOutcome, ReadStatus, TransferEngine, TransferSettings
@@ -115,6 +116,21 @@ def test_pages_that_are_not_what_was_announced_are_stale(world: World, field: st
     assert not world.sink.engine.read(order).result(WAIT_S).stale.any()
 
 
+def test_faults_on_purpose_need_no_backend_of_their_own(world: World) -> None:
+    pool, name = TestPool(fill=False), peer_name("faulty")
+    factory = faulty(backend_factory(world.backend), FaultPlan.parse("corrupt:nth=1,fail:nth=2,stale:nth=2"))
+    node = Node(name, pool, TransferEngine(factory, name, pool.map()))
+    node.add(world.source)
+    assert node.engine.backend_name.startswith(f"faulty {world.backend}")
+    assert node.read(world.source, [1], [1]).status is ReadStatus.DONE
+    mine, theirs = (np.frombuffer(p.page(1), np.uint8) for p in (pool, world.source.pool))
+    assert np.unpackbits(mine ^ theirs).sum() == 1
+    assert node.read(world.source, [1], [1]).status is ReadStatus.FAILED
+    assert node.read(world.source, [1, 2], [1, 2]).stale.sum() == 1
+    assert pool.page(1) == world.source.pool.page(1)
+    node.engine.close()
+
+
 def test_many_orders_at_once_end_well(world: World) -> None:
     world.sink.pool.set_pages(0)
     orders = [world.sink.order(world.source, [p], [16 - p]) for p in range(1, 16)]
@@ -202,6 +218,14 @@ def test_rdma_is_refused_by_name_where_there_is_none(world: World) -> None:
     strict.engine.close()
 
 
+def test_status_names_the_agents(world: World) -> None:
+    """A node that only serves has no second agent."""
+    serving, reading = world.source.engine.status(), world.sink.engine.status()
+    assert serving.agents == (str(world.source.name),)
+    assert reading.agents == (str(world.sink.name), f"read1.{world.sink.name}")
+    assert (reading.rotations, reading.unsettled, reading.fence_error) == (0, (), "")
+
+
 def test_after_close_every_call_answers(world: World) -> None:
     node = Node.start(world.backend, TestPool(fill=False))
     node.add(world.source)
@@ -216,6 +240,7 @@ def test_after_close_every_call_answers(world: World) -> None:
         with pytest.raises(TransferError, match="is closed"):
             future.result(WAIT_S)
     assert len(node.engine.metadata) > 0
+    assert node.engine.status().agents == ()
 
 
 def test_a_caller_that_stops_waiting_doesnt_take_the_read_with_it(world: World) -> None:
