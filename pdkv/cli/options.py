@@ -44,7 +44,9 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
     def command(**given: Any) -> None:
         path = given.pop("config")
         options = ServeOptions(json=given.pop("json"), exit_with=given.pop("exit_with"))
-        run(resolve(cls, given, path), options)
+        config = resolve(cls, given, path)
+        require_servable(config)
+        run(config, options)
 
     panels = [OWN_PANEL, *reversed(PANELS)]
     names = sorted(cls.model_fields, key=lambda name: panels.index(_panel(name)))
@@ -61,6 +63,14 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__doc__ = f"{inspect.cleandoc(doc)}\n\n{SETTINGS_WORDS}"
     return command
+
+
+def require_servable(config: ServiceConfig) -> None:
+    """What can be known before anything heavy is imported or built. Raises `ConfigError`."""
+    from pdkv.rpc.transport import require_free
+
+    config.security()
+    require_free(config.bind)
 
 
 def _field_parameter(name: str, cls: type[ServiceConfig]) -> inspect.Parameter:

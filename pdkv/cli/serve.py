@@ -25,7 +25,6 @@ from pdkv.errors import DeadlineExceeded, Draining, PeerLost
 from pdkv.node.flow import deadline, together
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.server import GrpcServer
-from pdkv.rpc.transport import require_free
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -121,8 +120,6 @@ def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], opt
     """The whole life of a serving process."""
     if options.exit_with is not None:
         die_with(options.exit_with)
-    config.security()
-    require_free(config.bind)
     set_up_logging(config)
 
     async def main() -> None:

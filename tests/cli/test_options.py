@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from pdkv.cli.app import run
 from pdkv.cli.options import ServeOptions, config_command
 from pdkv.config import DecodeConfig, PrefillConfig, RouterConfig, ServiceConfig
+from pdkv.errors import ConfigError
 
 ROLES = {"prefill": PrefillConfig, "decode": DecodeConfig, "router": RouterConfig}
 
@@ -33,7 +35,7 @@ class Command:
         self.app.command()(config_command(DecodeConfig, lambda *given: self.seen.append(given), doc="Nothing."))
 
     def __call__(self, *args: str) -> tuple[DecodeConfig, ServeOptions]:
-        self.app(args, standalone_mode=False)
+        self.app(("--insecure", *args), standalone_mode=False)
         return self.seen.pop()
 
 
@@ -86,10 +88,23 @@ def test_a_value_means_the_same_in_all_three_places(tmp_path: Path, monkeypatch:
 
 def test_a_switch_can_be_turned_off_again(tmp_path: Path) -> None:
     file = tmp_path / "decode.yaml"
-    file.write_text("insecure: true\n", "utf-8")
+    file.write_text("require_rdma: true\n", "utf-8")
     command = Command()
-    assert command("--config", str(file))[0].insecure
-    assert not command("--config", str(file), "--no-insecure")[0].insecure
+    assert command("--config", str(file))[0].require_rdma
+    assert not command("--config", str(file), "--no-require-rdma")[0].require_rdma
+
+
+def test_what_can_be_known_is_said_before_anything_is_built() -> None:
+    command = Command()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"bind: '{address}' .* free here"):
+            command("--bind", address)
+    with pytest.raises(ConfigError, match="insecure"):
+        command("--no-insecure")
+    with pytest.raises(ConfigError, match="tls_certificate"):
+        command("--no-insecure", "--tls-ca", "ca.pem")
+    assert command.seen == []
 
 
 def test_how_it_is_run_stands_beside_the_config() -> None:
