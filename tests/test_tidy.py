@@ -31,6 +31,7 @@ WITHOUT_A_TEST_OF_ITS_OWN = {
     "pdkv/node/messages.py": "plain values; tests/rpc converts each there and back",
     "pdkv/node/ports.py": "protocols without code",
     "pdkv/node/ranks.py": "plain values and a protocol; tests/rpc converts each there and back",
+    "pdkv/node/settings.py": "plain values of a decode node's tests",
     "pdkv/transfer/orders.py": "plain values of the engine's tests",
     "pdkv/transfer/backends/base.py": "a protocol without code",
 }

@@ -9,51 +9,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
-from pdkv.errors import (
-    BoundsError,
-    ConfigError,
-    Draining,
-    DuplicateRequest,
-    PeerLost,
-    WrongIncarnation,
-)
+from pdkv.errors import BoundsError, Draining, DuplicateRequest
 from pdkv.ids import RequestId
+from pdkv.node.attempts import Attempts, Means
 from pdkv.node.base import NodeParts
 from pdkv.node.decoding import Arrived, decode
+from pdkv.node.faults import fault_named
 from pdkv.node.flow import Idle, deadline, streamed
+from pdkv.node.intake import Wanted
 from pdkv.node.links import Links
-from pdkv.node.messages import (
-    GenerateEvent,
-    GenerateRequest,
-    NodeIntro,
-    NodeStatus,
-)
-from pdkv.node.peers import PeerBook, PeerState
+from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeIntro, NodeStatus
+from pdkv.node.peers import PeerBook
 from pdkv.node.ports import PrefillDirectory
-from pdkv.node.preemption import Preemption, PreemptPolicy
+from pdkv.node.preemption import Preemption
 from pdkv.node.prompt import Prompt, plan_prompt
-from pdkv.node.pull import Pull
 from pdkv.node.queue import AdmissionQueue, Ask
+from pdkv.node.settings import DecodeSettings
 
 Emit = Callable[[GenerateEvent], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeSettings:
-    prefill_addresses: tuple[str, ...] = ()
-    read_deadline_s: float = 30.0
-    allow_fault_injection: bool = False
-    queue_limit: int = 64
-    """Requests that may wait for pages."""
-    preempt: PreemptPolicy = PreemptPolicy.NONE
-    """How a decoding request gives its pages to one that waits."""
-    offload_bytes: int = 1 << 30
-    """Host memory for the pages of requests that gave way."""
-    cache_answers: bool = True
-    """Put an answer's full pages into the tree, for the next turn of its conversation."""
+__all__ = ["DecodeNode", "DecodeSettings"]
 
 
 class DecodeNode:
@@ -63,7 +42,8 @@ class DecodeNode:
         self.parts = parts
         self.settings = settings
         self.peers = PeerBook(parts)
-        self.queue = AdmissionQueue(parts.manager, limit=settings.queue_limit)
+        share = int(settings.peer_pages_share * (parts.pool.num_pages - 1))
+        self.queue = AdmissionQueue(parts.manager, limit=settings.queue_limit, peer_pages=share)
         self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
         self.links = Links(parts, self.peers, directory)
         self._running: set[RequestId] = set()
@@ -121,43 +101,41 @@ class DecodeNode:
 
     async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
         """Reserve everything, when it is the request's turn, bring the prompt in, decode; give everything back."""
-        began = _now()
+        began_s = _now()
         parts = self.parts
         slots = len(prompt.tokens) + request.sampling.max_tokens + parts.contract.draft_tokens
         pages = -(-slots // prompt.page_tokens)
         ask = Ask(prompt.hashes, pages, prompt.decode_hit_pages, prompt.drop_pages, request.priority)
         self.queue.require_possible(ask)
-        address = request.prefill_address or self._next_address()
-        link = await self.links.of(address)
-        reservation = await self.queue.admit(ask)
-        reservation.public = prompt.public
+        fault = fault_named(request.fault, allowed=self.settings.allow_fault_injection)
+        wanted = Wanted(request, prompt, began_s + request.remaining_s, fault)
+        means = Means(
+            parts, self.settings, self.links, self.peers, self.queue, self.say_farewell, self.next_request_id
+        )
+        attempts = Attempts(means, wanted, ask, self._own_addresses())
         try:
-            pull = Pull(self, request, prompt, reservation, link)
-            try:
-                admitted = await pull.run(began)
-            except WrongIncarnation:
-                if pull.accepted:
-                    raise
-                # The node behind the address has begun a new life and refused before its first page: meet it anew.
-                self.links.forget(link)
-                link = await self.links.of(address)
-                admitted = await Pull(self, request, prompt, reservation, link).run(began)
-            self.peers.mark(link.intro.name, PeerState.READY)
-            caches = self.settings.cache_answers
-            arrived = Arrived(request, prompt, ask, reservation, admitted.done, admitted.shipment, caches)
+            brought = await attempts.run()
+            arrived = Arrived(
+                request,
+                prompt,
+                ask,
+                attempts.reserved,
+                brought.done,
+                attempts.shipment(brought, began_s),
+                self.settings.cache_answers,
+                attempts.retries,
+                attempts.recomputed_tokens,
+            )
             await decode(parts, self.preemption, arrived, emit)
-        except PeerLost:
-            self.links.forget(link)
-            raise
         finally:
-            parts.manager.end(reservation)
+            attempts.close()
 
-    def _next_address(self) -> str:
+    def _own_addresses(self) -> tuple[str, ...]:
+        """All of them, another one first each time."""
         addresses = self.settings.prefill_addresses
-        if not addresses:
-            raise ConfigError("prefill_address", "", "an address in the request, or prefill_addresses of this node")
         self._turn += 1
-        return addresses[self._turn % len(addresses)]
+        turn = self._turn % max(len(addresses), 1)
+        return addresses[turn:] + addresses[:turn]
 
 
 def _now() -> float:

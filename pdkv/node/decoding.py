@@ -20,6 +20,7 @@ from pdkv.node.preemption import Preemption, Runner
 from pdkv.node.prompt import Prompt, answer_hashes
 from pdkv.node.queue import Ask
 from pdkv.node.speculation import Decoder
+from pdkv.node.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Arrived:
     done: PrefillDone
     shipment: Shipment
     cache_answer: bool = True
+    retries: int = 0
+    recomputed_tokens: int = 0
 
 
 async def decode(
@@ -54,6 +57,7 @@ async def decode(
         while not answer.over:
             if runner.asked:
                 await preemption.give_way(runner)
+            parts.at(Stage.DECODING, request.request_id)
             for token in await parts.steps.run(decoder.step, answer):
                 runner.said.append(token.token)
                 emit(token)
@@ -62,7 +66,14 @@ async def decode(
     speculation = decoder.report(answer.made)
     emit(
         GenerateDone(
-            answer.reason, answer.made, arrived.shipment, done.chunk_starts, speculation, preemptions=runner.preempted
+            answer.reason,
+            answer.made,
+            arrived.shipment,
+            done.chunk_starts,
+            speculation,
+            preemptions=runner.preempted,
+            retries=arrived.retries,
+            recomputed_tokens=arrived.recomputed_tokens,
         )
     )
 

@@ -24,13 +24,15 @@ from pdkv.errors import (
     listed,
 )
 from pdkv.ids import LocalPages, RemotePages
+from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.pool import SlotPool
-from pdkv.kvcache.verifier import Arrival, VerifiedPages
+from pdkv.kvcache.verifier import VerifiedPages
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import settle
-from pdkv.node.messages import NodeIntro, PagesSealed
+from pdkv.node.messages import GenerateRequest, NodeIntro, PagesSealed
 from pdkv.node.prompt import Prompt
+from pdkv.node.stages import Stage
 from pdkv.transfer.engine import ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
@@ -38,20 +40,7 @@ READ_ATTEMPTS = 2
 
 
 @dataclass(slots=True)
-class IntakeCount:
-    """Sums over the reads that ended DONE; bytes without page-table rows."""
-
-    pages: int = 0
-    bytes_read: int = 0
-    bytes_backend: int = 0
-    descriptors: int = 0
-    digests_verified: int = 0
-    busy_s: float = 0.0
-    """Wall-clock during which at least one read was running."""
-
-
-@dataclass(slots=True)
-class _Busy:
+class Busy:
     """Adds up the union of overlapping intervals."""
 
     running: int = 0
@@ -70,24 +59,57 @@ class _Busy:
 
 
 @dataclass(slots=True)
+class IntakeCount:
+    """Sums over the reads of a request that ended DONE; bytes without page-table rows."""
+
+    pages: int = 0
+    bytes_backend: int = 0
+    descriptors: int = 0
+    digests_verified: int = 0
+    busy: Busy = field(default_factory=Busy)
+    """Wall-clock during which at least one read was running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be brought, the same for every attempt of a request, and the account of all of them."""
+
+    request: GenerateRequest
+    prompt: Prompt
+    until_s: float
+    """When the request's time is over, in the loop's seconds."""
+    fault: Callable[[SlotPool, LocalPages], None] | None = None
+    """Put into what arrived, before it is verified."""
+    count: IntakeCount = field(default_factory=IntakeCount)
+
+
+@dataclass(slots=True)
 class Intake:
     """Where the pages of one reservation arrive from one peer."""
 
     parts: NodeParts
     peer: NodeIntro
-    prompt: Prompt
+    wanted: Wanted
     reservation: Reservation
     pulls: asyncio.TaskGroup
     """Owns the running pulls: the first that fails ends the others and whoever waits for more announcements."""
     read_deadline_s: float
-    fault: Callable[[SlotPool, LocalPages], None] | None = None
-    count: IntakeCount = field(default_factory=IntakeCount)
+    moved: Callable[[], None] = lambda: None
+    """Called when a read has ended with all its data."""
     _next: int = 0
     _last: asyncio.Task[None] | None = None
-    _busy: _Busy = field(default_factory=_Busy)
 
     def __post_init__(self) -> None:
         self._next = len(self.reservation.hit)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.wanted.prompt
+
+    @property
+    def reading(self) -> bool:
+        """Something is still to come from the peer's memory."""
+        return bool(self.wanted.count.busy.running)
 
     def announce(self, sealed: PagesSealed) -> None:
         """Start pulling recorded pages. Raises `ProtocolError` or `BoundsError` for what doesn't fit this prompt."""
@@ -129,7 +151,6 @@ class Intake:
             await self._last
         if self.parts.barrier:
             await self.parts.barrier()
-        self.count.busy_s = self._busy.total_s
 
     def _start(self, sealed: PagesSealed, *, private: bool) -> None:
         n = len(sealed.hashes)
@@ -151,17 +172,18 @@ class Intake:
             await before
         if sealed.first_index < self.prompt.recorded_pages:
             self.parts.manager.commit(verified)
+            self._at(Stage.COMMITTED)
         else:
             self.parts.manager.seal_private(self.reservation, verified)
-        self.count.pages += len(local)
+        self.wanted.count.pages += len(local)
 
     async def _read_verified(self, sealed: PagesSealed, local: LocalPages, remote: RemotePages) -> VerifiedPages:
         order = ReadOrder(self.peer.name, local, remote, sealed.generations, sealed.hashes, self.read_deadline_s)
         arrival = Arrival(self.reservation.id, sealed.first_index, local, sealed.hashes, sealed.digests)
         for attempt in range(1, READ_ATTEMPTS + 1):
             await self._read(order, sealed.first_index)
-            if self.fault:
-                self.fault(self.parts.pool, local)
+            if self.wanted.fault:
+                self.wanted.fault(self.parts.pool, local)
             try:
                 verified = await self.parts.digests.run(self.parts.verifier.verify, arrival)
             except DigestMismatch as error:
@@ -169,19 +191,20 @@ class Intake:
                     raise self._data_loss(error, order, sealed.first_index) from error
                 continue
             if self.parts.verifier.checks_digests:
-                self.count.digests_verified += len(local)
+                self.wanted.count.digests_verified += len(local)
             return verified
         raise ProtocolError("unreachable: the last attempt returns or raises")
 
     async def _read(self, order: ReadOrder, first_index: int) -> None:
         """One read to its end, accounted for. Raises by how it ended; unsettled pages are quarantined first."""
-        loop = asyncio.get_running_loop()
+        loop, busy = asyncio.get_running_loop(), self.wanted.count.busy
         posted = self.parts.transfer.read(order)
         future = asyncio.wrap_future(posted)
-        self._busy.enter(loop.time())
+        busy.enter(loop.time())
         try:
+            self._at(Stage.READING)
             outcome = await asyncio.shield(future)
-        except asyncio.CancelledError:
+        except BaseException:
             self.parts.transfer.cancel(posted)
             try:
                 await settle(future)
@@ -190,7 +213,7 @@ class Intake:
                     self._hold_back(order.local, future.result(), "the request ended during the read")
             raise
         finally:
-            self._busy.leave(loop.time())
+            busy.leave(loop.time())
         self._hold_back(order.local, outcome, outcome.reason)
         if outcome.status is ReadStatus.FAILED:
             raise PeerLost(f"read from {order.peer} failed: {outcome.reason}", peer=order.peer, reason=outcome.reason)
@@ -205,9 +228,13 @@ class Intake:
                 pages=stale.tolist(),
                 peer=order.peer,
             )
-        self.count.bytes_read += outcome.bytes
-        self.count.bytes_backend += outcome.backend_bytes
-        self.count.descriptors += outcome.descriptors
+        self.moved()
+        self._at(Stage.ARRIVED)
+        self.wanted.count.bytes_backend += outcome.backend_bytes
+        self.wanted.count.descriptors += outcome.descriptors
+
+    def _at(self, stage: Stage) -> None:
+        self.parts.at(stage, self.wanted.request.request_id)
 
     def _data_loss(self, error: DigestMismatch, order: ReadOrder, first_index: int) -> DigestMismatch:
         """The same with the page ids of the pool that the bytes came from."""

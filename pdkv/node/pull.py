@@ -1,7 +1,8 @@
 """One attempt to bring a prompt from a prefill node into this node's tree.
 
 Guarantees: it returns only when every page of the prompt is committed and prefill's account equals this node's own;
-its lease is renewed while it runs, and let go of however it ends; what prefill says is used only in its due order.
+what prefill says is used only in its due order; its lease is renewed while it runs, and can be let go of however it
+ended; it doesn't wait for a node that is not heard of any more, or that brings nothing for too long.
 """
 
 from __future__ import annotations
@@ -9,135 +10,147 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from pdkv.errors import DeadlineExceeded, LeaseExpired, PdkvError, PeerLost, ProtocolError
+from pdkv.errors import DeadlineExceeded, LeaseExpired, PeerLost, ProtocolError
+from pdkv.ids import RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.admission import require_admissible, require_end
-from pdkv.node.faults import fault_named, handoff_fault_named
+from pdkv.node.base import NodeParts
+from pdkv.node.faults import handoff_fault_named
 from pdkv.node.flow import deadline, together
-from pdkv.node.intake import Intake, IntakeCount
+from pdkv.node.intake import Intake, Wanted
 from pdkv.node.links import Link
-from pdkv.node.messages import (
-    Accepted,
-    GenerateRequest,
-    LeaseCall,
-    PagesSealed,
-    PrefillDone,
-    PrefillRequest,
-    Shipment,
-)
-from pdkv.node.peers import PeerState
-from pdkv.node.prompt import Prompt
-
-if TYPE_CHECKING:
-    from pdkv.node.decode import DecodeNode
+from pdkv.node.messages import Accepted, LeaseCall, PagesSealed, PrefillDone, PrefillRequest
+from pdkv.node.stages import Stage
 
 RENEWALS_PER_TTL = 6
 """A lease is renewed every sixth of its life, so that five lost renewals in a row don't end it."""
+RENEWALS_PER_SILENCE = 3
+"""And so often that a node which computes for long, without an event or a read, is still heard of."""
 MAX_LEASE_S = 7 * 86_400.0
 """A peer that says more is not believed."""
+FAREWELL_S = 5.0
+"""Longest wait for a prefill node to hear that a lease may go; after that, it expires by itself."""
+LATE_S = 0.5
+"""A timer that is so late tells of this process, which was stopped or busy, and nothing of its peers."""
 
 
-@dataclass(slots=True)
-class Admitted:
-    """What admission hands to the decode loop."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an attempt waits for its prefill node."""
+
+    read_s: float
+    """For the end of a read."""
+    silence_s: float
+    """For a sign of life: an event, the end of a read, a renewed lease."""
+    stall_s: float
+    """For an event or the end of a read: a node may live, and get nothing done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A prompt that is on this node."""
 
     done: PrefillDone
-    shipment: Shipment
+    heard_s: float
+    """When its last words came, in the loop's seconds."""
 
 
 class Pull:
     """One request's prompt on its way from a prefill node into this node's tree."""
 
     def __init__(
-        self, node: DecodeNode, request: GenerateRequest, prompt: Prompt, reservation: Reservation, link: Link
+        self, parts: NodeParts, wanted: Wanted, reservation: Reservation, link: Link, patience: Patience
     ) -> None:
-        self._node = node
-        self._parts = node.parts
-        self._request = request
-        self._prompt = prompt
+        self._parts = parts
+        self._wanted = wanted
         self._reservation = reservation
         self._link = link
-        self._envelope = node.parts.envelope(link.intro.name)
+        self._patience = patience
+        self._envelope = parts.envelope(link.intro.name)
         self._lease: Accepted | None = None
         self._leased = asyncio.Event()
-        self._fault = fault_named(request.fault, allowed=node.settings.allow_fault_injection)
+        self._listening = True
+        """Events of prefill's are still to come."""
+        self._heard_s = self._moved_s = _now()
 
     @property
     def accepted(self) -> bool:
-        """Prefill took the request: from here on it is never asked twice."""
+        """Prefill took the request: what fails from here on is a failure, and before it a refusal."""
         return self._lease is not None
 
-    async def run(self, began_s: float) -> Admitted:
-        """Returns once every page is committed and both accounts are equal. The lease is let go of, either way."""
-        until_s = began_s + self._request.remaining_s
-        try:
-            async with together() as group:
-                intake = Intake(
-                    self._parts,
-                    self._link.intro,
-                    self._prompt,
-                    self._reservation,
-                    group,
-                    self._node.settings.read_deadline_s,
-                    self._fault,
-                )
-                renewing = group.create_task(self._renew())
-                done, heard_s = await self._follow(intake, until_s - _now())
-                await intake.finish()
-                renewing.cancel()
-            require_admissible(done, self._prompt, self._parts.contract, proved=self._parts.verifier.checks_digests)
-        finally:
-            if self._lease is not None:
-                self._node.say_farewell(self._release(self._lease))
-        admitted_s = _now()
-        shipment = self._shipment(intake.count, done, exposed_s=admitted_s - heard_s, ttft_s=admitted_s - began_s)
-        return Admitted(done, shipment)
+    async def run(self, request_id: RequestId) -> Brought:
+        """Returns once every page is committed and both accounts are equal; `request_id` is what prefill is told."""
+        prompt, parts = self._wanted.prompt, self._parts
+        async with together() as group:
+            intake = Intake(
+                parts, self._link.intro, self._wanted, self._reservation, group, self._patience.read_s, self._move
+            )
+            aside = [group.create_task(self._renew()), group.create_task(self._watch(intake))]
+            brought = await self._follow(request_id, intake)
+            await intake.finish()
+            for task in aside:
+                task.cancel()
+        require_admissible(brought.done, prompt, parts.contract, proved=parts.verifier.checks_digests)
+        return brought
 
-    async def _follow(self, intake: Intake, remaining_s: float) -> tuple[PrefillDone, float]:
-        """Consume prefill's stream in its due order, Accepted, PagesSealed …, PrefillDone, until it ends.
+    async def farewell(self) -> None:
+        """Tell prefill that its pages may go. If it can't be told, the lease expires by itself.
 
-        Returns the last event and when it came, in the loop's seconds.
+        Raises what the call raises.
         """
-        request = PrefillRequest(
-            envelope=self._envelope,
-            request_id=self._node.next_request_id(),
-            tokens=self._prompt.tokens,
-            namespace=self._request.namespace,
-            first_page_wanted=len(self._reservation.hit),
-            sampling=self._request.sampling,
-            remaining_s=remaining_s,
-            want_logits=self._request.want_logits,
-            priority=self._request.priority,
-        )
-        done: PrefillDone | None = None
-        heard_s = 0.0
-        async with aclosing(self._link.peer.prefill(request)) as events:
+        if self._lease is not None:
+            async with deadline(min(self._lease.ttl_s, FAREWELL_S), "releasing the lease"):
+                await self._link.peer.release_lease(LeaseCall(self._envelope, self._lease.lease_id))
+
+    async def _follow(self, request_id: RequestId, intake: Intake) -> Brought:
+        """Consume prefill's stream in its due order, Accepted, PagesSealed …, PrefillDone, until it ends."""
+        brought: Brought | None = None
+        self._at(Stage.ASKED)
+        self._move()
+        async with aclosing(self._link.peer.prefill(self._request(request_id))) as events:
             async for event in events:
+                self._move()
                 match event:
                     case Accepted() if self._lease is None:
                         _require_ttl(event.ttl_s)
                         self._lease = event
                         self._leased.set()
-                    case PagesSealed() if self._lease is not None and done is None:
+                        self._at(Stage.ACCEPTED)
+                    case PagesSealed() if self._lease is not None and brought is None:
                         intake.announce(event)
-                    case PrefillDone() if self._lease is not None and done is None:
-                        done, heard_s = self._taken(event), _now()
-                        intake.announce_tail(done.tail)
+                    case PrefillDone() if self._lease is not None and brought is None:
+                        brought = Brought(self._taken(event), _now())
+                        self._at(Stage.PREFILLED)
+                        intake.announce_tail(event.tail)
                     case _:
                         raise ProtocolError(f"{type(event).__name__} out of order", event=type(event).__name__)
-        if done is None:
+        self._listening = False
+        if brought is None:
             raise PeerLost("prefill's stream ended without PrefillDone", peer=self._link.intro.name)
-        return done, heard_s
+        return brought
+
+    def _request(self, request_id: RequestId) -> PrefillRequest:
+        asked = self._wanted.request
+        return PrefillRequest(
+            envelope=self._envelope,
+            request_id=request_id,
+            tokens=self._wanted.prompt.tokens,
+            namespace=asked.namespace,
+            first_page_wanted=len(self._reservation.hit),
+            sampling=asked.sampling,
+            remaining_s=self._wanted.until_s - _now(),
+            want_logits=asked.want_logits,
+            priority=asked.priority,
+        )
 
     def _taken(self, done: PrefillDone) -> PrefillDone:
         """Prefill's last words, checked; with the fault that the request asks for, if it is one of the hand-off."""
         drafter = self._parts.drafter
-        require_end(done, self._prompt, self._parts.contract, drafter.hidden_width if drafter else 0)
+        require_end(done, self._wanted.prompt, self._parts.contract, drafter.hidden_width if drafter else 0)
         if done.draft is None:
             return done
-        return replace(done, draft=handoff_fault_named(self._request.fault)(done.draft))
+        return replace(done, draft=handoff_fault_named(self._wanted.request.fault)(done.draft))
 
     async def _renew(self) -> None:
         """From its own task, so that a long engine step doesn't starve it; counts from the last acknowledged one."""
@@ -148,44 +161,46 @@ class Pull:
         call, ttl_s = LeaseCall(self._envelope, lease.lease_id), lease.ttl_s
         ends_s = _now() + ttl_s
         while True:
-            await asyncio.sleep(ttl_s / RENEWALS_PER_TTL)
+            await asyncio.sleep(min(ttl_s / RENEWALS_PER_TTL, self._patience.silence_s / RENEWALS_PER_SILENCE))
             asked_s = _now()
             try:
                 async with deadline(ends_s - asked_s, "renewing the lease"):
                     ttl_s = await self._link.peer.renew_lease(call)
                 _require_ttl(ttl_s)
                 ends_s = asked_s + ttl_s
+                self._heard_s = _now()
             except (PeerLost, DeadlineExceeded) as error:
                 if _now() >= ends_s:
                     raise LeaseExpired("no renewal was acknowledged in time", lease=lease.lease_id) from error
 
-    async def _release(self, lease: Accepted) -> None:
-        """Tell prefill that its pages may go. If it can't be told, the lease expires by itself."""
-        try:
-            async with deadline(lease.ttl_s, "releasing the lease"):
-                await self._link.peer.release_lease(LeaseCall(self._envelope, lease.lease_id))
-        except PdkvError:
-            self._node.peers.mark(self._link.intro.name, PeerState.SUSPECT)
+    async def _watch(self, intake: Intake) -> None:
+        """Give the node up when it is needed and nothing comes from it."""
+        patience = self._patience
+        while True:
+            now_s = _now()
+            if not self._listening and not intake.reading:
+                self._move()  # what is left to do is this node's
+            left_s = min(self._heard_s + patience.silence_s, self._moved_s + patience.stall_s) - now_s
+            if left_s <= 0:
+                raise self._given_up(now_s)
+            await asyncio.sleep(left_s)
+            if _now() - now_s - left_s > LATE_S:
+                self._move()
 
-    def _shipment(self, count: IntakeCount, done: PrefillDone, *, exposed_s: float, ttft_s: float) -> Shipment:
-        fmt = self._parts.pool.fmt
-        return Shipment(
-            prompt_tokens=len(self._prompt.tokens),
-            pages_total=self._prompt.pages,
-            pages_hit=len(self._reservation.hit),
-            pages_shipped=count.pages,
-            bytes_main=count.pages * fmt.main_bytes,
-            bytes_index=count.pages * fmt.index_bytes,
-            bytes_tail=fmt.page_bytes if done.tail else 0,
-            bytes_backend=count.bytes_backend,
-            descriptors=count.descriptors,
-            digests_verified=count.digests_verified,
-            chunks=len(done.chunk_starts),
-            prefill_s=done.prefill_s,
-            transfer_s=count.busy_s,
-            exposed_transfer_s=exposed_s,
-            ttft_s=ttft_s,
-        )
+    def _given_up(self, now_s: float) -> PeerLost | DeadlineExceeded:
+        silent_s, stalled_s = now_s - self._heard_s, now_s - self._moved_s
+        facts = {"peer": self._link.intro.name, "address": self._link.address}
+        if silent_s >= self._patience.silence_s:
+            return PeerLost(f"prefill node {self._link.intro.name} was not heard of for {silent_s:.3g} s", **facts)
+        words = f"prefill node {self._link.intro.name} lives, but brought nothing for {stalled_s:.3g} s"
+        return DeadlineExceeded(words, **facts)
+
+    def _move(self) -> None:
+        """A sign of life, and of work."""
+        self._heard_s = self._moved_s = _now()
+
+    def _at(self, stage: Stage) -> None:
+        self._parts.at(stage, self._wanted.request.request_id)
 
 
 def _require_ttl(ttl_s: float) -> None:

@@ -122,14 +122,23 @@ class AdmissionQueue:
         """End `old` and reserve anew for the same request, which finds in the tree what it had committed.
 
         Out of turn if it fits, since it takes no more than it gives but for pages that are held back; else it waits as
-        one that was retracted. Raises as `admit`; `old` has ended, whatever comes of it.
+        one that was retracted, but not for those. Raises `CapacityError` if without them the pool is too small, and as
+        `admit`; `old` has ended, whatever comes of it.
         """
         self.settle(old)
         self._manager.end(old)
+        self._require_unheld(ask)
         waiting = _Waiting(ask, True, asyncio.get_running_loop().create_future())
         if not self._aside(waiting) and self._served(waiting):
             return waiting.granted.result()
         return await self.admit(ask, again=True)
+
+    def _require_unheld(self, ask: Ask) -> None:
+        census = self._manager.census()
+        left, held = census["total"] - census["quarantined"], census["quarantined"]
+        if ask.pages > left:
+            words = f"{ask.pages} pages wanted, {held} of {census['total']} are held back by reads without an end"
+            raise CapacityError(words, wanted_pages=ask.pages, short_pages=ask.pages - left, held_back=held)
 
     def settle(self, reservation: Reservation) -> None:
         """Its prompt has come, or nobody is to bring it any more: its pages count for no peer. Idempotent."""

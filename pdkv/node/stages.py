@@ -30,6 +30,8 @@ class Stage(StrEnum):
     """Verified pages are in the tree."""
     PREFILLED = "decode.prefilled"
     """PrefillDone was heard."""
+    RECOMPUTING = "decode.recomputing"
+    """Before a chunk that the decode node computes itself."""
     ADMITTED = "decode.admitted"
     """Before the first token leaves the node."""
     DECODING = "decode.decoding"

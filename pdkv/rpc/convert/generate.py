@@ -38,7 +38,7 @@ def generate_request_to_pb(request: GenerateRequest) -> decode_pb2.GenerateReque
         want_logits=request.want_logits,
         fault=request.fault,
         priority=request.priority,
-        on_failure=request.on_failure,
+        on_failure=request.on_failure or "",
         prefill_alternates=request.prefill_alternates,
     )
 
@@ -58,11 +58,15 @@ def generate_request_from_pb(message: decode_pb2.GenerateRequest) -> GenerateReq
         want_logits=message.want_logits,
         fault=checks.text("fault", message.fault, most=checks.MAX_NAME),
         priority=message.priority,
-        on_failure=FailurePolicy(checks.one_of("on_failure", message.on_failure or "fail", FAILURE_POLICIES)),
+        on_failure=_policy_from_pb(message.on_failure),
         prefill_alternates=tuple(
             checks.matching("prefill_alternates", address, checks.ADDRESS) for address in message.prefill_alternates
         ),
     )
+
+
+def _policy_from_pb(name: str) -> FailurePolicy | None:
+    return FailurePolicy(checks.one_of("on_failure", name, FAILURE_POLICIES)) if name else None
 
 
 def generate_event_to_pb(event: GenerateEvent) -> decode_pb2.GenerateEvent:

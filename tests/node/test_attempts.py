@@ -1,0 +1,355 @@
+"""Who is turned to when a prefill node refuses or fails a request, in which order, for how long, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdkv.errors import (
+    AccountMismatch,
+    BoundsError,
+    CapacityError,
+    ConfigError,
+    ContractMismatch,
+    DeadlineExceeded,
+    Difference,
+    DigestMismatch,
+    Draining,
+    LaneRefused,
+    LeaseExpired,
+    NeverFits,
+    PdkvError,
+    PeerLost,
+    ProtocolError,
+    WrongIncarnation,
+)
+from pdkv.ids import PageHashes
+from pdkv.node.attempts import sources
+from pdkv.node.decode import DecodeSettings
+from pdkv.node.messages import (
+    FailurePolicy,
+    PagesSealed,
+    PrefillDone,
+    PrefillEvent,
+    PrefillRequest,
+)
+from pdkv.node.stages import Stage
+from tests.node.scene import alone, answers, gated, request, until
+from tests.node.trio import LENGTH, SILENCE_S, Trio, Wire, ended, fallible, play, saved
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+REFUSALS: list[PdkvError] = [
+    CapacityError("full"),
+    NeverFits("larger than this pool"),
+    Draining("leaving"),
+    ContractMismatch([Difference("weights_id", "toy", "newer", "content")]),
+    PeerLost("nobody there"),
+    LaneRefused("TCP"),
+    DeadlineExceeded("no answer"),
+]
+
+
+def refusing(wire: Wire, call: str, error: PdkvError) -> list[object]:
+    """From now on `call` at that node raises; returns who asked."""
+    asked: list[object] = []
+
+    async def connect(intro: object) -> object:
+        asked.append(intro)
+        raise error
+
+    async def prefill(asked_for: object) -> AsyncGenerator[PrefillEvent, None]:
+        asked.append(asked_for)
+        raise error
+        yield
+
+    setattr(wire, call, connect if call == "connect" else prefill)
+    return asked
+
+
+@pytest.mark.parametrize("policy", FailurePolicy)
+@pytest.mark.parametrize("call", ["connect", "prefill"])
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.kind)
+def test_a_refusal_goes_to_the_next_node_whatever_the_policy(
+    error: PdkvError, call: str, policy: FailurePolicy
+) -> None:
+    async def scenario(trio: Trio) -> None:
+        asked = refusing(trio.wires[0], call, error)
+        tokens, done = await answers(trio.decode.generate(fallible(policy)))
+        assert tuple(tokens) == alone(trio.pair, fallible(policy))
+        assert (len(asked), len(trio.wires[1].asked)) == (1, 1)
+        assert (done.retries, done.recomputed_tokens) == (0, 0)
+        await trio.rested()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("policy", FailurePolicy)
+def test_when_all_refuse_the_last_refusal_is_told_or_the_node_computes_itself(policy: FailurePolicy) -> None:
+    async def scenario(trio: Trio) -> None:
+        refusing(trio.wires[0], "connect", PeerLost("nobody there"))
+        refusing(trio.wires[1], "prefill", Draining("leaving"))
+        asking = trio.decode.generate(fallible(policy))
+        if policy is FailurePolicy.RECOMPUTE:
+            tokens, done = await answers(asking)
+            assert tuple(tokens) == alone(trio.pair, fallible(policy))
+            assert done.recomputed_tokens == LENGTH
+            assert done.chunk_starts == (0, 128, 256)
+        else:
+            with pytest.raises(Draining) as refused:
+                await answers(asking)
+            assert "accepted_by" not in refused.value.fields  # a router may hand it on
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_a_node_in_another_life_is_met_anew_before_another_one_is_asked() -> None:
+    async def scenario(trio: Trio) -> None:
+        await answers(trio.decode.generate(request(100, prefill_address="p0", name="before")))
+        refused = [WrongIncarnation("not me")]
+        prefill = trio.wires[0].prefill
+
+        async def once(asked: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+            if refused:
+                raise refused.pop()
+            async with aclosing(prefill(asked)) as events:
+                async for event in events:
+                    yield event
+
+        trio.wires[0].prefill = once  # type: ignore[method-assign]
+        await answers(trio.decode.generate(fallible(None)))
+        assert not trio.wires[1].asked
+        await trio.rested()
+
+    play(scenario)
+
+
+# --- who is asked, in which order, and what is kept -------------------------------------------------------------------
+
+
+def test_the_nodes_of_a_request_come_first_and_each_once() -> None:
+    def order(policy: FailurePolicy, *own: str, address: str = "", alternates: tuple[str, ...] = ()) -> list[str]:
+        return sources(request(1, prefill_address=address, prefill_alternates=alternates), policy, own)
+
+    assert order(FailurePolicy.RETRY, "c", "a", address="a", alternates=("b", "a")) == ["a", "b", "c"]
+    assert order(FailurePolicy.FAIL, "c", address="a", alternates=("b",)) == ["a", "b"]
+    assert order(FailurePolicy.FAIL, "c", "a") == ["c", "a"]
+    assert order(FailurePolicy.RECOMPUTE, "c", address="a") == ["a", "c"]
+    with pytest.raises(ConfigError, match="prefill_addresses"):
+        order(FailurePolicy.RECOMPUTE)
+
+
+def test_the_nodes_own_policy_is_for_requests_without_one() -> None:
+    async def scenario(trio: Trio) -> None:
+        trio.on(Stage.COMMITTED, trio.wires[0].die)
+        _, done = await answers(trio.decode.generate(fallible(None)))
+        assert done.recomputed_tokens == LENGTH - 2 * 64
+        await trio.rested()
+
+    play(scenario, settings=DecodeSettings(on_failure=FailurePolicy.RECOMPUTE))
+
+
+def test_a_retry_asks_for_what_is_missing_and_the_account_is_that_of_all_attempts() -> None:
+    async def scenario(trio: Trio) -> None:
+        trio.on(Stage.COMMITTED, trio.wires[0].die)
+        asked = fallible(FailurePolicy.RETRY)
+        tokens, done = await answers(trio.decode.generate(asked))
+        assert tuple(tokens) == alone(trio.pair, asked)
+        assert [wire.asked[0].first_page_wanted for wire in trio.wires] == [0, 2]
+        ship = done.shipment
+        assert (ship.pages_total, ship.pages_hit, ship.pages_shipped, ship.digests_verified) == (5, 0, 5, 5)
+        await trio.rested()
+        assert trio.decode.parts.manager.census()["cached"] == 4
+
+    play(scenario, settings=DecodeSettings(silence_s=SILENCE_S, cache_answers=False))
+
+
+def test_a_tail_that_had_arrived_is_asked_for_again_with_the_first_token_of_the_same_node() -> None:
+    """All pages have come and are proved, the tail's too, when the lease is lost."""
+
+    async def scenario(trio: Trio) -> None:
+        manager = trio.decode.parts.manager
+        seal = manager.seal_private
+
+        def sealing(*args: Any) -> None:
+            manager.seal_private = seal  # type: ignore[method-assign]
+            seal(*args)
+            raise LeaseExpired("over")
+
+        manager.seal_private = sealing  # type: ignore[method-assign]
+        asked = fallible(FailurePolicy.RETRY)
+        tokens, done = await answers(trio.decode.generate(asked))
+        assert tuple(tokens) == alone(trio.pair, asked)
+        assert trio.wires[1].asked[0].first_page_wanted == 4
+        assert (done.retries, done.shipment.pages_shipped) == (1, 5)
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_stale_pages_are_asked_for_again_at_the_same_node_once() -> None:
+    async def scenario(trio: Trio) -> None:
+        stale = 2
+
+        def age(event: Any) -> Any:
+            nonlocal stale
+            if isinstance(event, PagesSealed) and event.first_index == 2 and stale:
+                stale -= 1
+                return replace(event, generations=event.generations - np.uint64(1))
+            return event
+
+        changed_events(trio.wires[0], age)
+        asked = fallible(FailurePolicy.RETRY)
+        tokens, done = await answers(trio.decode.generate(asked))
+        assert tuple(tokens) == alone(trio.pair, asked)
+        assert [[asked.first_page_wanted for asked in wire.asked] for wire in trio.wires] == [[0, 2], [2]]
+        assert done.retries == 2
+        await trio.rested()
+
+    play(scenario)
+
+
+def changed_events(wire: Wire, change: Callable[[Any], Any]) -> None:
+    prefill = wire.prefill
+
+    async def changing(asked: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        async with aclosing(prefill(asked)) as events:
+            async for event in events:
+                yield change(event)
+
+    wire.prefill = changing  # type: ignore[method-assign]
+
+
+LIES: dict[str, tuple[Callable[[Any], Any], type[PdkvError]]] = {
+    "digests": (
+        lambda e: replace(e, digests=e.digests + np.uint64(1)) if isinstance(e, PagesSealed) else e,
+        DigestMismatch,
+    ),
+    "hashes": (
+        lambda e: replace(e, hashes=PageHashes(bytes(len(e.hashes.raw)))) if isinstance(e, PagesSealed) else e,
+        ProtocolError,
+    ),
+    "page ids": (
+        lambda e: replace(e, page_ids=e.page_ids + 1000) if isinstance(e, PagesSealed) else e,
+        BoundsError,
+    ),
+    "account": (
+        lambda e: replace(e, account=replace(e.account, pages=1)) if isinstance(e, PrefillDone) else e,
+        AccountMismatch,
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", FailurePolicy)
+@pytest.mark.parametrize("lie", LIES)
+def test_a_node_whose_words_or_bytes_are_wrong_has_failed(lie: str, policy: FailurePolicy) -> None:
+    async def scenario(trio: Trio) -> None:
+        change, error = LIES[lie]
+        changed_events(trio.wires[0], change)
+        outcome = await ended(asyncio.create_task(answers(trio.decode.generate(fallible(policy)))))
+        if policy is FailurePolicy.FAIL:
+            assert isinstance(outcome, error)
+        else:
+            await saved(trio, outcome, policy)
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_when_the_last_node_fails_too_its_failure_is_told() -> None:
+    async def scenario(trio: Trio) -> None:
+        def first_dies() -> None:
+            trio.wires[0].die()
+            trio.at[Stage.ACCEPTED] = trio.wires[1].die
+
+        trio.on(Stage.COMMITTED, first_dies)
+        with pytest.raises(PeerLost) as lost:
+            await answers(trio.decode.generate(fallible(FailurePolicy.RETRY)))
+        assert lost.value.fields["accepted_by"] == "p1"
+        await trio.rested()
+
+    play(scenario)
+
+
+# --- pages and time ---------------------------------------------------------------------------------------------------
+
+
+def test_pages_under_a_read_without_an_end_are_replaced_and_not_waited_for() -> None:
+    async def scenario(trio: Trio) -> None:
+        name = str(trio.wires[0].node.parts.name)
+        trio.on(Stage.ACCEPTED, lambda: trio.pair.net.stopped.add(name))  # its reads, and then itself
+        trio.on(Stage.READING, trio.wires[0].stop)
+        asked = fallible(FailurePolicy.RETRY)
+        tokens, _ = await answers(trio.decode.generate(asked))
+        assert tuple(tokens) == alone(trio.pair, asked)
+        held_back = trio.decode.parts.manager.census()["quarantined"]
+        assert held_back >= 2
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_a_pool_without_pages_for_the_replacement_ends_the_request_by_name() -> None:
+    """Five pages and a half of answer are all of the pool: with two held back there is no room, and none comes."""
+
+    async def scenario(trio: Trio) -> None:
+        name = str(trio.wires[0].node.parts.name)
+        trio.on(Stage.ACCEPTED, lambda: trio.pair.net.stopped.add(name))
+        trio.on(Stage.READING, trio.wires[0].stop)
+        with pytest.raises(CapacityError, match="held back"):
+            await answers(trio.decode.generate(fallible(FailurePolicy.RETRY)))
+        assert trio.decode.parts.manager.census()["quarantined"] > 0
+        await trio.rested()
+
+    play(scenario, pages=6)
+
+
+def test_a_node_that_lives_and_gets_nothing_done_has_its_share_of_the_time() -> None:
+    async def scenario(trio: Trio) -> None:
+        gate = gated(trio.wires[0].node.parts.engine, "forward", at=2)
+        asked = fallible(FailurePolicy.RETRY, remaining_s=4.0)
+        asking = asyncio.create_task(answers(trio.decode.generate(asked)))
+        await until(lambda: trio.seen[Stage.RENEWED] > 2 * SILENCE_S / (SILENCE_S / 3))  # silent it is not
+        assert not trio.wires[1].asked
+        trio.wires[0].left.clear()
+        await until(trio.wires[0].left.is_set)
+        gate.open()  # a stream in this process ends with prefill's step
+        tokens, done = await asking
+        assert tuple(tokens) == alone(trio.pair, asked)
+        assert done.retries == 1
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_a_stopped_node_holds_no_more_than_its_share_of_the_pages() -> None:
+    """Those who wait for it are on half of the pool; requests of the other node go on beside them."""
+
+    async def scenario(trio: Trio) -> None:
+        trio.wires[0].stop()
+        asked = [request(LENGTH, seed=i, name=f"stopped-{i}", prefill_address="p0") for i in range(4)]
+        trio.wires[0].go_on()
+        await trio.decode.connect("p0")
+        trio.wires[0].stop()
+        stuck = [asyncio.create_task(answers(trio.decode.generate(each))) for each in asked]
+        await until(lambda: trio.seen[Stage.ASKED] == 2)
+        for i in range(3):
+            other = request(LENGTH, seed=10 + i, name=f"other-{i}", prefill_address="p1")
+            tokens, _ = await answers(trio.decode.generate(other))
+            assert tuple(tokens) == alone(trio.pair, other)
+        assert trio.seen[Stage.QUEUED] == 7
+        assert not any(task.done() for task in stuck)
+        assert len(trio.decode.queue) == 2
+        for task in stuck:
+            task.cancel()
+        await asyncio.wait(stuck)
+        await trio.rested()
+
+    play(scenario, pages=25, settings=DecodeSettings(peer_pages_share=0.5))
