@@ -237,6 +237,16 @@ class DecodeConfig(NodeConfig):
     """Host memory for the pages of requests that gave way; one that finds no room there keeps its pages."""
     cache_answers: bool = True
     """Keep the full pages of answers as cache too, for the next turn of a conversation; prompts' pages outlast them."""
+    on_failure: Literal["fail", "retry", "recompute"] = "fail"
+    """What becomes of a request that a prefill node took on and failed, if it doesn't say: end it by name, ask another
+    prefill node for what is missing, or compute that here. One that was refused goes to another node in any case."""
+    peer_silence_s: Seconds = 5.0
+    """A prefill node that is needed and not heard of for so long, by event, read or renewed lease, is given up."""
+    peer_pages_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Most pages reserved for prompts that one prefill node is to bring, as a part of the pool: a stopped node holds no
+    more. A request that is the only one for its node may take all."""
+    recompute_chunk_tokens: Annotated[int, Field(gt=0, multiple_of=INDEX_PAGE_ROWS)] = 2048
+    """Most tokens of a step when this node computes a prompt: whole pages. Between two steps other requests decode."""
     rank_addresses: Addresses = ()
     """The other ranks of a decode group that this node leads (`pdkv rank`), with settings as its own."""
 
@@ -252,6 +262,8 @@ class RouterConfig(ServiceConfig):
     """Prefill nodes to send prompts to."""
     decode_addresses: Addresses = Field(min_length=1)
     """Decode nodes to send requests to."""
+    on_failure: Literal["fail", "retry", "recompute"] | None = None
+    """For requests that don't say: see decode; none: each decode node's own."""
 
 
 ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RankConfig, RouterConfig)

@@ -32,7 +32,7 @@ from pdkv.errors import (
     WrongIncarnation,
 )
 from pdkv.node.flow import Idle
-from pdkv.node.messages import GenerateEvent, GenerateRequest, RouterStatus
+from pdkv.node.messages import FailurePolicy, GenerateEvent, GenerateRequest, RouterStatus
 from pdkv.router.pairing import Pairing
 from pdkv.router.policy import RoundRobin
 from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial
@@ -57,8 +57,10 @@ ALTERNATES = 2
 class Router:
     """Has `generate` and `status`, as a decode node does."""
 
-    def __init__(self, registry: Registry, nodes: NodeDirectory) -> None:
+    def __init__(self, registry: Registry, nodes: NodeDirectory, on_failure: FailurePolicy | None = None) -> None:
+        """`on_failure` is for requests that name no policy; None: each decode node's own."""
         self._registry = registry
+        self._on_failure = on_failure
         self._pairing = Pairing(registry)
         self._policy = RoundRobin(registry, self._pairing)
         self._nodes = nodes
@@ -118,6 +120,7 @@ class Router:
                 prefill_address=pair.prefill.address,
                 prefill_alternates=tuple(node.address for node in others),
                 remaining_s=remaining_s,
+                on_failure=request.on_failure or self._on_failure,
             )
             started = False
             with self._registry.trying(pair):

@@ -142,7 +142,7 @@ generate_requests = st.builds(
     want_logits=st.booleans(),
     fault=st.sampled_from(["", "bit_flip"]),
     priority=st.integers(-(2**31), 2**31 - 1),
-    on_failure=st.sampled_from(FailurePolicy),
+    on_failure=st.none() | st.sampled_from(FailurePolicy),
     prefill_alternates=st.lists(st.sampled_from(["host-2:8000", "[::1]:9"]), max_size=3).map(tuple),
 )
 sealed = st.builds(pages, st.integers(1, 40), st.integers(0, 1000))
