@@ -11,7 +11,7 @@ import math
 import secrets
 import sys
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ from pdkv.errors import ConfigError, PeerLost
 
 if TYPE_CHECKING:
     from pdkv.ids import UInt32Array
-    from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling
+    from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, Sampling
     from pdkv.node.ports import DecodeService
     from pdkv.rpc.security import Security
 
@@ -53,6 +53,23 @@ class GenerateOptions(ClientOptions):
             help="Keys: temperature, top_p, seed; the same tokens on any node. Without it greedy.",
         ),
     ] = ""
+    priority: Annotated[
+        int,
+        typer.Option(
+            min=-(1 << 31),
+            max=(1 << 31) - 1,
+            metavar="N",
+            help="The higher, the longer its pages stay, on nodes with --eviction priority.",
+        ),
+    ] = 0
+    on_failure: Annotated[
+        str,
+        typer.Option(
+            metavar="fail|retry|recompute",
+            help="If a prefill node takes the request on and fails it: end, ask another one for what is missing, or"
+            " compute that on the decode node. Without it as router or node are set.",
+        ),
+    ] = ""
     wait: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Wait first until the node or router says SERVING, so long at most."),
@@ -79,16 +96,25 @@ def run_generate(options: GenerateOptions) -> None:
         raise ConfigError("decode, router", f"{options.decode!r}, {options.router!r}", "exactly one of the two")
     if options.wait is not None and not 0 < options.wait < math.inf:
         raise ConfigError("wait", options.wait, "a number of seconds above 0")
+    policy = _policy(options.on_failure)
     security = options.security()
-    request = _request(options.prompt, _sampling(options.sample, options.max_tokens))
+    request = _request(options.prompt, _sampling(options.sample, options.max_tokens), options.priority)
     try:
-        asyncio.run(_generate(options, security, request))
+        asyncio.run(_generate(options, security, replace(request, on_failure=policy)))
     except KeyboardInterrupt:
         print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 
 generate = options_command(GenerateOptions, run_generate, HELP)
+
+
+def _policy(name: str) -> FailurePolicy | None:
+    from pdkv.node.messages import FailurePolicy
+
+    if name and name not in list(FailurePolicy):
+        raise ConfigError("on_failure", name, ", ".join(FailurePolicy))
+    return FailurePolicy(name) if name else None
 
 
 def _sampling(text: str, max_tokens: int) -> Sampling:
@@ -112,14 +138,14 @@ def _sampling(text: str, max_tokens: int) -> Sampling:
     )
 
 
-def _request(prompt: str, sampling: Sampling) -> GenerateRequest:
+def _request(prompt: str, sampling: Sampling, priority: int) -> GenerateRequest:
     from pdkv.ids import RequestId
     from pdkv.node.messages import GenerateRequest
 
     tokens = _tokens(prompt)
     if not len(tokens):
         raise ConfigError("prompt", prompt, "at least one token")
-    return GenerateRequest(RequestId(secrets.token_hex(8)), tokens, sampling)
+    return GenerateRequest(RequestId(secrets.token_hex(8)), tokens, sampling, priority=priority)
 
 
 def _tokens(prompt: str) -> UInt32Array:
@@ -180,6 +206,7 @@ def _shown(token: int) -> str:
 
 def _object(tokens: list[int], done: GenerateDone) -> dict[str, object]:
     answer = {"tokens": tokens, "finish_reason": done.finish_reason, **asdict(done.shipment)}
+    answer |= {"retries": done.retries, "recomputed_tokens": done.recomputed_tokens}
     if drafts := done.speculation:
         answer["speculation"] = {**asdict(drafts), "mean_accepted_length": drafts.mean_accepted_length}
     return answer
@@ -193,6 +220,11 @@ def _say(tokens: list[int], done: GenerateDone) -> None:
         f" {s.digests_verified} digests verified, first token after {s.ttft_s:.3f} s",
         file=sys.stderr,
     )
+    if done.retries or done.recomputed_tokens:
+        print(
+            f"a prefill node failed it: {done.retries} more asked, {done.recomputed_tokens} tokens computed by decode",
+            file=sys.stderr,
+        )
     if drafts := done.speculation:
         print(
             f"{drafts.accepted} of {drafts.drafted} drafts accepted in {drafts.steps} steps,"

@@ -13,7 +13,7 @@ import pytest
 
 from pdkv.cli.app import run
 from pdkv.errors import CapacityError
-from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Shipment, Speculation, Token
+from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, Sampling, Shipment, Speculation, Token
 from tests.rpc.fakes import FakeDecode, FakeRouter, Stream, serving
 
 SHIPMENT = Shipment(prompt_tokens=5, pages_total=1, pages_shipped=1, bytes_main=10, bytes_index=2, digests_verified=1)
@@ -67,6 +67,19 @@ def test_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_a_policy_for_failures_is_asked_for_and_what_it_took_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked("hello").on_failure is None
+    assert asked("hello", "--on-failure", "retry").on_failure is FailurePolicy.RETRY
+    assert exit_code("generate", "hello", "--on-failure", "again", "--decode", "h:1", "--insecure") == 2
+    assert "fail, retry, recompute" in capsys.readouterr().err
+    mended = [*EVENTS[:-1], GenerateDone("length", len(TOKENS), SHIPMENT, retries=1, recomputed_tokens=64)]
+    assert generated(Stream(*mended), "hello") == 0
+    assert "a prefill node failed it: 1 more asked, 64 tokens computed by decode" in capsys.readouterr().err
+    assert generated(Stream(*mended), "hello", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["retries"], made["recomputed_tokens"]) == (1, 64)
+
+
 def test_what_became_of_drafts_is_said_where_there_were_some(capsys: pytest.CaptureFixture[str]) -> None:
     count = Speculation(10, 30, 5, 25, "mean accepted length 1.50")
     drafted = [*EVENTS[:-1], GenerateDone("length", len(TOKENS), SHIPMENT, (), count)]
@@ -97,6 +110,7 @@ def test_sampling_is_greedy_unless_asked_for() -> None:
 
 def test_no_two_requests_have_one_name() -> None:
     assert asked("a").request_id != asked("a").request_id
+    assert (asked("a").priority, asked("a", "--priority", "-3").priority) == (0, -3)
 
 
 @pytest.mark.parametrize("begun", [False, True])

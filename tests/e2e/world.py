@@ -54,6 +54,7 @@ class World:
         self._runner = runner
         self._fleet = Fleet()
         self._names = iter(range(1_000_000))
+        self._routers: set[str] = set()
         self.nodes: GrpcDirectory
         self.reference = Reference(PrefillConfig(model="tiny", chunk_tokens=CHUNK, threads=1))
 
@@ -68,8 +69,7 @@ class World:
         self.prefill, self.decode = await asyncio.gather(
             self.start("prefill", "p0", bind=address), self.start("decode", "d0", prefill_addresses=address)
         )
-        addresses = {"prefill_addresses": self.prefill.address, "decode_addresses": self.decode.address}
-        self.router = await self._fleet.start("router", "r0", {**addresses, "insecure": True})
+        self.router = await self.start_router("r0", self.prefill, self.decode)
 
     async def close(self) -> None:
         await self.nodes.close()
@@ -81,6 +81,14 @@ class World:
         chunk = {"chunk_tokens": CHUNK} if role == "prefill" else {}
         return await self._fleet.start(role, name, {**COMMON, **chunk, **flags})
 
+    async def start_router(self, name: str, prefill: NodeProcess | str, decode: NodeProcess | str) -> NodeProcess:
+        """Over one node each, or over addresses with commas."""
+        known = {"prefill_addresses": prefill, "decode_addresses": decode}
+        addresses = {flag: of if isinstance(of, str) else of.address for flag, of in known.items()}
+        router = await self._fleet.start("router", name, {**addresses, "insecure": True})
+        self._routers.add(router.address)
+        return router
+
     def request(self, seed: int, length: int, prefill: NodeProcess | None = None, **more: Any) -> GenerateRequest:
         """A prompt that only its seed has, for the prefill node `prefill` (`self.prefill` unless given)."""
         return GenerateRequest(
@@ -91,7 +99,8 @@ class World:
         )
 
     def service(self, node: NodeProcess) -> DecodeService:
-        return self.nodes.router(node.address) if node is self.router else self.nodes.decode(node.address)
+        is_router = node.address in self._routers
+        return self.nodes.router(node.address) if is_router else self.nodes.decode(node.address)
 
     async def ask(
         self,
