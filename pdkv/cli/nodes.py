@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdkv.cli.options import ServeOptions, config_command
-from pdkv.config import DecodeConfig, PrefillConfig, RouterConfig, ServiceConfig
+from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RouterConfig, ServiceConfig
 
 if TYPE_CHECKING:
+    from pdkv.node.keeper import KeeperSettings
     from pdkv.rpc.transport import Endpoint
 
 
@@ -18,7 +19,6 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
-    from pdkv.node.flow import together
     from pdkv.node.prefill import PrefillNode, PrefillSettings
     from pdkv.rpc.server import GrpcServer, Services
 
@@ -31,15 +31,15 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.max_batched_tokens,
                 config.scores_bytes,
                 config.leases_per_peer,
+                _keeping(config),
             )
             node = PrefillNode(parts, settings)
             server = GrpcServer(_endpoint(config), Services(prefill=node), config.security(), config.gate())
-            async with together() as group:
-                # Were leases never ended, pages would never be: the node doesn't outlive its watch.
-                watch = group.create_task(node.watch_leases())
-                with publishing(config, parts.manager):
-                    await run_until_told(Served(config, server, "prefill", str(parts.name), node.drain), options)
-                watch.cancel()
+            # Were leases never ended, pages would never be: the node doesn't outlive its watch.
+            beside = (node.watch_leases, node.keeper.run)
+            served = Served(config, server, "prefill", str(parts.name), node.drain, parts.readiness, beside)
+            with publishing(config, parts.manager):
+                await run_until_told(served, options)
         finally:
             parts.close()
 
@@ -53,6 +53,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.kvcache.eviction import eviction_order
     from pdkv.node.decode import DecodeNode, DecodeSettings
     from pdkv.node.group import lead
+    from pdkv.node.messages import FailurePolicy
     from pdkv.node.preemption import PreemptPolicy
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
@@ -73,11 +74,18 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 preempt=PreemptPolicy(config.preempt),
                 offload_bytes=config.offload_bytes,
                 cache_answers=config.cache_answers,
+                on_failure=FailurePolicy(config.on_failure),
+                silence_s=config.peer_silence_s,
+                peer_pages_share=config.peer_pages_share,
+                recompute_chunk_tokens=config.recompute_chunk_tokens,
+                prefill_allow=config.prefill_allow,
+                keeper=_keeping(config),
             )
             node = DecodeNode(parts, directory, settings)
             server = GrpcServer(_endpoint(config), Services(decode=node), config.security(), config.gate())
+            served = Served(config, server, "decode", str(parts.name), node.drain, parts.readiness, (node.keeper.run,))
             with publishing(config, parts.manager):
-                await run_until_told(Served(config, server, "decode", str(parts.name), node.drain), options)
+                await run_until_told(served, options)
         finally:
             if group is not None:
                 await group.close()
@@ -89,21 +97,32 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
 
 def run_router(config: RouterConfig, options: ServeOptions) -> None:
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.node.messages import FailurePolicy
     from pdkv.router.registry import Registry
     from pdkv.router.service import Router
+    from pdkv.router.watch import Watch
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
 
     async def serve() -> None:
         directory = GrpcDirectory(config.security())
         try:
-            router = Router(Registry(config.prefill_addresses, config.decode_addresses), directory)
+            registry = Registry(config.prefill_addresses, config.decode_addresses)
+            policy = FailurePolicy(config.on_failure) if config.on_failure else None
+            router, watch = Router(registry, directory, policy), Watch(registry, directory)
             server = GrpcServer(_endpoint(config), Services(router=router), config.security(), config.gate())
-            await run_until_told(Served(config, server, "router", config.node_id, router.drain), options)
+            served = Served(config, server, "router", config.node_id, router.drain, beside=(watch.run,))
+            await run_until_told(served, options)
         finally:
             await directory.close()
 
     run_service(config, serve, options)
+
+
+def _keeping(config: NodeConfig) -> KeeperSettings:
+    from pdkv.node.keeper import KeeperSettings
+
+    return KeeperSettings(config.peer_probe_s, lost_s=config.peer_lost_s, forget_s=config.peer_forget_s)
 
 
 def _endpoint(config: ServiceConfig) -> Endpoint:

@@ -20,6 +20,7 @@ from pdkv.node.decoding import Arrived, decode
 from pdkv.node.faults import fault_named
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.intake import Wanted
+from pdkv.node.keeper import PeerKeeper
 from pdkv.node.links import Links
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeIntro, NodeStatus
 from pdkv.node.peers import PeerBook
@@ -45,7 +46,8 @@ class DecodeNode:
         share = int(settings.peer_pages_share * (parts.pool.num_pages - 1))
         self.queue = AdmissionQueue(parts.manager, limit=settings.queue_limit, peer_pages=share)
         self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
-        self.links = Links(parts, self.peers, directory)
+        self.links = Links(parts, self.peers, directory, settings.prefill_addresses, settings.prefill_allow)
+        self.keeper = PeerKeeper(self.peers, self.links.probe, settings.keeper)
         self._running: set[RequestId] = set()
         self._turn = 0
         self._asked = count()
@@ -64,7 +66,9 @@ class DecodeNode:
 
     def status(self) -> NodeStatus:
         status = self.peers.status("decode", leases=0, requests=len(self._running))
-        return replace(status, queued=len(self.queue), preemptions=self.preemption.preemptions)
+        return replace(
+            status, queued=len(self.queue), preemptions=self.preemption.preemptions, draining=self.draining
+        )
 
     async def drain(self) -> None:
         """Take no new requests; return when running ones have ended and prefill nodes were told so."""
@@ -131,11 +135,11 @@ class DecodeNode:
             attempts.close()
 
     def _own_addresses(self) -> tuple[str, ...]:
-        """All of them, another one first each time."""
+        """All of them, another one first each time, those that failed last."""
         addresses = self.settings.prefill_addresses
         self._turn += 1
         turn = self._turn % max(len(addresses), 1)
-        return addresses[turn:] + addresses[:turn]
+        return self.links.best_first(addresses[turn:] + addresses[:turn])
 
 
 def _now() -> float:

@@ -36,7 +36,7 @@ class PeerKeeper(Rounds[PeerName]):
 
     def __init__(self, book: PeerBook, probe: Callable[[PeerName], Awaitable[None]], settings: KeeperSettings) -> None:
         """`probe` tries every path to a peer and says in the book how that went."""
-        super().__init__(book.now)
+        super().__init__(lambda: book.now())
         self._book = book
         self._probe = probe
         self._settings = settings

@@ -34,16 +34,24 @@ class Link:
 class Links:
     """Prefill nodes by address."""
 
-    def __init__(self, parts: NodeParts, peers: PeerBook, directory: PrefillDirectory, allowed: Sequence[str]) -> None:
-        """`allowed`: patterns of addresses that may be dialled, as `fnmatch` reads them."""
+    def __init__(
+        self,
+        parts: NodeParts,
+        peers: PeerBook,
+        directory: PrefillDirectory,
+        own: Sequence[str] = (),
+        allowed: Sequence[str] = (),
+    ) -> None:
+        """`own` addresses, and those that match patterns of `allowed` (as `fnmatch` reads them), may be dialled."""
         self._parts = parts
         self._peers = peers
         self._directory = directory
-        self._allowed = tuple(allowed)
+        self._allowed = (*own, *allowed)
         self._links: dict[str, Link] = {}
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         """Only of addresses that are dialled now: they come from whoever sends a request."""
         peers.gone = self._gone
+        peers.unmet = lambda: any(address not in self._links for address in own)
 
     async def of(self, address: str) -> Link:
         """Connect to the prefill node at `address`, unless that is done.

@@ -81,6 +81,8 @@ class PeerBook:
         """Called when a peer has come into another state."""
         self.gone: Callable[[PeerName], None] = lambda name: None
         """Called when nothing of a peer is left."""
+        self.unmet: Callable[[], bool] = lambda: False
+        """Whether there may be peers that this node was told of and hasn't met."""
         self._broken = False
 
     def __iter__(self) -> Iterator[Peer]:
@@ -233,7 +235,7 @@ class PeerBook:
     def _speak(self) -> None:
         """A data path broken to all peers makes the node unready; one dead peer doesn't, nor that there is none."""
         peers = list(self)
-        broken = bool(peers) and all(peer.failures for peer in peers)
+        broken = bool(peers) and all(peer.failures for peer in peers) and not self.unmet()
         if broken is self._broken:
             return
         self._broken = broken

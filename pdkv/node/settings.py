@@ -5,8 +5,9 @@ Guarantees: every default is one that a node can serve with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pdkv.node.keeper import KeeperSettings
 from pdkv.node.messages import FailurePolicy
 from pdkv.node.preemption import PreemptPolicy
 
@@ -14,6 +15,10 @@ from pdkv.node.preemption import PreemptPolicy
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
     prefill_addresses: tuple[str, ...] = ()
+    """Of this node's own prefill nodes."""
+    prefill_allow: tuple[str, ...] = ()
+    """Patterns of other addresses that requests may name."""
+    keeper: KeeperSettings = field(default_factory=KeeperSettings)
     read_deadline_s: float = 30.0
     allow_fault_injection: bool = False
     queue_limit: int = 64

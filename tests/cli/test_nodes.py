@@ -15,6 +15,7 @@ from pdkv.cli.app import run
 from pdkv.cli.demo.fleet import Fleet
 from pdkv.rpc.client import GrpcDirectory
 from pdkv.rpc.security import PlainText
+from tests.waiting import until
 
 ADDRESSES = {"prefill_addresses": "127.0.0.1:1", "decode_addresses": "127.0.0.1:2,127.0.0.1:3"}
 
@@ -29,13 +30,15 @@ def test_a_router_serves_when_it_says_so_and_ends_well_when_told() -> None:
                     reply = await check(health_pb2.HealthCheckRequest(service=service))
                     assert reply.status == health_pb2.HealthCheckResponse.SERVING
             directory = GrpcDirectory(PlainText())
-            status = await directory.router(node.address).status()
-            assert status.prefill == {"127.0.0.1:1": "up"}
-            assert status.decode == {"127.0.0.1:2": "up", "127.0.0.1:3": "up"}
+            asked = directory.router(node.address).status
+            status = await until(asked, lambda s: "up" not in {**s.prefill, **s.decode}.values(), "nobody is there")
+            assert sorted([*status.prefill, *status.decode]) == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+            assert all("Connection refused" in why for why in status.decode.values())
             await directory.close()
             os.kill(node.pid, signal.SIGTERM)
             assert await node.wait() == 0
             lines = node.log.read_text().splitlines()
+            lines = [line for line in lines if "pdkv.router" not in line]
             assert [line.split(": ")[1].split()[0] for line in lines] == ["plain", "serving", "told", "ended"], lines
             assert f"role=router name=r0 address={node.address}" in lines[1]
 

@@ -264,4 +264,4 @@ def test_a_node_without_addresses_says_so() -> None:
         await answers(pair.decode.generate(request(100, prefill_address="p0")))
         await rested(pair)
 
-    run(scenario, make_pair(settings=DecodeSettings()))
+    run(scenario, make_pair(settings=DecodeSettings(prefill_allow=("*",))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -165,7 +166,7 @@ def test_an_attempt_that_nobody_waits_for_any_more_comes_to_its_end() -> None:
 
 
 def links_of(pair: Pair, *allowed: str) -> Links:
-    return Links(pair.decode.parts, pair.decode.peers, pair.directory, allowed)
+    return Links(pair.decode.parts, pair.decode.peers, pair.directory, allowed=allowed)
 
 
 def test_only_addresses_that_the_node_was_told_of_are_dialled() -> None:
@@ -216,6 +217,30 @@ def test_who_has_no_such_service_is_named_as_no_prefill_node(error: RemoteError,
         with pytest.raises(TransferError) as unread:
             await pair.decode.connect("p0")
         assert unread.value.fields["address"] == "p0", "the read says which peer, and here is where it was dialled"
+
+    run(scenario, make_pair())
+
+
+def test_its_own_addresses_may_be_dialled_and_count_while_they_are_not_met() -> None:
+    """A node whose only known peer is dead may still reach one that it was told of."""
+
+    async def scenario(pair: Pair) -> None:
+        parts, peers = pair.decode.parts, pair.decode.peers
+        pair.directory.peers["p1"] = pair.prefill
+        links = Links(parts, peers, pair.directory, ("p0", "p1"), ("x*",))
+        name = (await links.of("p0")).intro.name
+        with pytest.raises(AddressRefused, match=re.escape("allowed: p0, p1, x*")):
+            await links.of("y:1")
+        pair.net.kill(name)
+        await asyncio.gather(links.probe(name), return_exceptions=True)
+        assert parts.readiness.unready == ""
+        await asyncio.gather(links.of("p1"), return_exceptions=True)
+        assert parts.readiness.unready == "", "it wasn't met: nobody was there"
+        pair.net._agents.add(str(name))
+        await links.of("p1")
+        pair.net.kill(name)
+        await asyncio.gather(links.probe(name), return_exceptions=True)
+        assert parts.readiness.unready.startswith("no peer of 1 can be reached")
 
     run(scenario, make_pair())
 

@@ -262,6 +262,6 @@ def make_pair(
     decode = DecodeNode(
         make_parts("d0", replace(facts, **decode_facts), net, pages=pages, digest=digest),
         directory,
-        settings or DecodeSettings(prefill_addresses=("p0",), allow_fault_injection=True),
+        settings or DecodeSettings(("p0",), ("*",), allow_fault_injection=True),
     )
     return Pair(prefill, decode, net, directory)

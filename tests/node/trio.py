@@ -222,7 +222,7 @@ def play(
     directory = OneByOne({})
     parts = replace(make_parts("d0", contract, net, pages=pages), at=hook)
     settings = settings or DecodeSettings(silence_s=SILENCE_S, read_deadline_s=5.0)
-    settings = replace(settings, recompute_chunk_tokens=CHUNK)
+    settings = replace(settings, recompute_chunk_tokens=CHUNK, prefill_allow=("*",))
     nodes = [prefill("p0"), prefill("p1")]
     pair = Pair(nodes[0], DecodeNode(parts, directory, settings), net, directory)
 

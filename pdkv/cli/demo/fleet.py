@@ -92,7 +92,12 @@ class Fleet:
         return Path(self._logs.name) / f"{name}.log"
 
     async def start(self, role: str, name: str, flags: Mapping[str, str | int | bool]) -> NodeProcess:
-        """Start `pdkv ROLE` and wait until it serves. Raises `PeerLost` with its last words if it ends instead."""
+        """Start `pdkv ROLE` and wait until it serves. Raises `PeerLost` with its last words if it ends instead.
+
+        All nodes of a fleet are on this machine, so a decode node may be sent to any prefill node there.
+        """
+        if role == "decode":
+            flags = {"prefill_allow": "127.0.0.1:*", **flags}
         log = self.log(name)
         with log.open("wb") as sink:
             process = await asyncio.create_subprocess_exec(
