@@ -19,6 +19,7 @@ from pdkv.errors import BoundsError, CapacityError, IntegrityError
 from pdkv.ids import SINK_PAGE, Int32Array, LocalPages
 
 _FEW_RUNS = 8
+_FEW_PAGES = 24
 
 
 @dataclass(slots=True)
@@ -103,20 +104,39 @@ class PageAllocator:
         """Give pages back. Raises `BoundsError` if one of them is free already; nothing is given back then."""
         if not len(pages):
             return
+        count = len(pages)
+        for start, stop in self._runs_of(sorted(pages)) if count <= _FEW_PAGES else self._runs(pages):
+            self._give_back(start, stop)
+        self._free_count += count
+
+    def _runs(self, pages: LocalPages) -> list[tuple[int, int]]:
+        """[first, stop) of each run of consecutive pages. Raises `BoundsError` if one of them is free already."""
         ids = pages.array.copy()
         ids.sort()
         already = self._free[ids.astype(np.intp)]
         if np.count_nonzero(already):
-            raise BoundsError("page to free", int(ids[already][0]), "a page that was handed out")
-        first, last, count = int(ids[0]), int(ids[-1]), int(ids.size)
-        if last - first + 1 == count:
-            self._give_back(first, last + 1)
-        else:
-            edges = (ids[1:] - ids[:-1] != 1).nonzero()[0]
-            starts, lasts = [first, *ids[edges + 1].tolist()], [*ids[edges].tolist(), last]
-            for start, end in zip(starts, lasts, strict=True):
-                self._give_back(start, end + 1)
-        self._free_count += count
+            raise _not_handed_out(int(ids[already][0]))
+        first, last = int(ids[0]), int(ids[-1])
+        if last - first + 1 == ids.size:
+            return [(first, last + 1)]
+        edges = (ids[1:] - ids[:-1] != 1).nonzero()[0]
+        starts, stops = [first, *ids[edges + 1].tolist()], [*(ids[edges] + 1).tolist(), last + 1]
+        return list(zip(starts, stops, strict=True))
+
+    def _runs_of(self, ids: list[int]) -> list[tuple[int, int]]:
+        """As `_runs`, of a few sorted pages: then Python alone is faster."""
+        free = self._free
+        runs: list[tuple[int, int]] = []
+        start = stop = ids[0]
+        for page in ids:
+            if free[page]:
+                raise _not_handed_out(page)
+            if page != stop:
+                runs.append((start, stop))
+                start = page
+            stop = page + 1
+        runs.append((start, stop))
+        return runs
 
     def _give_back(self, start: int, stop: int) -> None:
         """Free the run [start, stop) and join it with its free neighbours."""
@@ -185,10 +205,17 @@ class PageAllocator:
             raise IntegrityError("count of free pages", counted=int(listed.sum()), kept=self._free_count)
 
 
+def _not_handed_out(page: int) -> BoundsError:
+    return BoundsError("page to free", page, "a page that was handed out")
+
+
 def _expand(starts: list[int], lengths: list[int]) -> Int32Array:
     """int32: the pages of these runs, one run after the other."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int32)
+    if sum(lengths) <= _FEW_PAGES:  # then Python alone is faster
+        pages = [page for start, length in zip(starts, lengths, strict=True) for page in range(start, start + length)]
+        return np.array(pages, np.int32)
     if len(starts) <= _FEW_RUNS:
         runs = zip(starts, lengths, strict=True)
         return np.concatenate([np.arange(start, start + length, dtype=np.int32) for start, length in runs])

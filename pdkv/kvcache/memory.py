@@ -1,9 +1,9 @@
 """Memory for a pool's buffers: mapped here, or taken from torch.
 
 Guarantees: addresses are stable until `close`; nothing is touched before `commit`, so an anonymous pool costs memory
-only where it is written; anonymous buffers start on a 2 MiB edge, because a huge page can't lie elsewhere (for files the
-kernel chooses the address, and each buffer starts on a 2 MiB edge of the file); what the system made of the request for
-huge pages is told as it is.
+only where it is written; anonymous buffers start on a 2 MiB edge, because a huge page can't lie elsewhere (for files
+the kernel chooses the address, and each buffer starts on a 2 MiB edge of the file); what the system made of the request
+for huge pages is told as it is.
 
 No tensor ever outlives its memory: each tensor holds a reference to the mapping it was cut from (through numpy, whose
 arrays keep the exporting buffer alive), and the mapping is undone by its own destructor. So `close` gives this object's

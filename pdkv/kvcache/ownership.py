@@ -92,7 +92,7 @@ class Ownership:
         before = claim(source, holder)
         if np.count_nonzero(self._claims[pages.index] != before):
             self.require(pages, holder, source)
-        self._set(pages, before, claim(target, holder))
+        self.put(pages, before, claim(target, holder))
 
     def move(self, pages: LocalPages, source: Claim, target: Claim) -> None:
         """All pages from one claim to another. Raises `IntegrityError`, with nothing changed, if one has another."""
@@ -101,9 +101,10 @@ class Ownership:
             page, due = int(pages.array[wrong][0]), PageState(source & _STATE_MASK)
             words = f"{self._state(page).name.lower()}, not {due.name.lower()}"
             raise IntegrityError(f"page {page} is {words} of holder {source >> _HOLDER_SHIFT}")
-        self._set(pages, source, target)
+        self.put(pages, source, target)
 
-    def _set(self, pages: LocalPages, source: Claim, target: Claim) -> None:
+    def put(self, pages: LocalPages, source: Claim, target: Claim) -> None:
+        """As `move`, of pages whose claims were looked at in the same step (`require`): not looked at again."""
         count = len(pages)
         self._claims[pages.index] = target
         self._counts[source & _STATE_MASK] -= count

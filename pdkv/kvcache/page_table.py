@@ -45,7 +45,10 @@ ROW = np.dtype(
 )
 # the same with a hash as one opaque item: numpy moves those three times faster than rows of bytes
 _ROW_OF_ITEMS = np.dtype({"names": ["hash"], "formats": [HASH_ITEM], "offsets": [8], "itemsize": ROW_BYTES})
-_NO_HASH = np.zeros((), HASH_ITEM)
+_NAME_ITEM = np.dtype(f"V{HASH_BYTES + 1}")
+"""Hash and state at once."""
+_ROW_OF_NAMES = np.dtype({"names": ["name"], "formats": [_NAME_ITEM], "offsets": [8], "itemsize": ROW_BYTES})
+_NO_NAME = np.zeros((), _NAME_ITEM)
 _ONE = np.uint64(1)
 
 _fence_lock = threading.Lock()
@@ -78,6 +81,7 @@ class PageTable:
         self._generation: UInt64Array = self._rows["generation"]
         self._hash: npt.NDArray[np.void] = self._rows.view(_ROW_OF_ITEMS)["hash"]
         self._state: npt.NDArray[np.uint8] = self._rows["state"]
+        self._name: npt.NDArray[np.void] = self._rows.view(_ROW_OF_NAMES)["name"]
         self._generation[:] = first
         _fence()
 
@@ -114,8 +118,7 @@ class PageTable:
         ids = pages.index
         self._generation[ids] += _ONE
         _fence()
-        self._state[ids] = 0
-        self._hash[ids] = _NO_HASH
+        self._name[ids] = _NO_NAME
         _fence()
 
     def seal(self, pages: LocalPages, hashes: PageHashes) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pdkv.errors import BoundsError, CapacityError, IntegrityError
 from pdkv.ids import LocalPages
+from pdkv.kvcache import allocator as allocator_module
 from pdkv.kvcache.allocator import PageAllocator
 
 NUM_PAGES = 40
@@ -28,9 +29,20 @@ def free_runs(free: set[int]) -> list[int]:
     return [next(n for n in range(1, NUM_PAGES) if p + n not in free) for p in starts]
 
 
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.randoms(use_true_random=False)), max_size=40))
-def test_against_a_set(steps: list) -> None:
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.randoms(use_true_random=False)), max_size=40)
+
+
+@pytest.mark.parametrize("few", [0, 24])
+@settings(max_examples=60)
+@given(STEPS)
+def test_against_a_set(few: int, steps: list) -> None:
+    """Pages by the column, and a few of them one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(allocator_module, "_FEW_PAGES", few)
+        against_a_set(steps)
+
+
+def against_a_set(steps: list) -> None:
     allocator, free = PageAllocator(NUM_PAGES), set(range(1, NUM_PAGES))
     for allocate, count, random in steps:
         taken = sorted(set(range(1, NUM_PAGES)) - free)
@@ -70,7 +82,9 @@ def test_the_shortest_run_that_is_long_enough_is_taken() -> None:
     ]  # what is left of the run of 4 holds the last one
 
 
-def test_a_page_can_not_be_freed_twice() -> None:
+@pytest.mark.parametrize("few", [0, 24])
+def test_a_page_can_not_be_freed_twice(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator_module, "_FEW_PAGES", few)
     allocator = PageAllocator(NUM_PAGES)
     taken = allocator.allocate(5)
     allocator.free(taken[2:3])
