@@ -15,7 +15,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from pdkv.errors import BoundsError
+from pdkv.errors import BoundsError, ConfigError
 from pdkv.ids import LocalPages, PageHashes
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.ownership import PageState
@@ -25,7 +25,7 @@ def compact(manager: CacheManager, resting: Collection[Reservation] = (), *, lim
     """Move the highest pages that may move into the lowest free ones, at most `limit`; returns how many.
 
     `resting`: live requests that no engine step works on and no peer reads, until the call returns. Costs the whole
-    pool and tree: for a quiet moment. Raises `BoundsError` if one of them has ended.
+    pool and tree: for a quiet moment. Raises `BoundsError` if one of them has ended, and as `move`.
     """
     can = np.flatnonzero(movable(manager, resting))[::-1]
     free = np.flatnonzero(manager.ownership.in_state(PageState.FREE))
@@ -54,8 +54,10 @@ def movable(manager: CacheManager, resting: Collection[Reservation] = ()) -> npt
 
 def move(manager: CacheManager, source: LocalPages, target: LocalPages, resting: Collection[Reservation] = ()) -> None:
     """Page i of `source` becomes page i of `target`. Raises `BoundsError`, with nothing changed, for a page that must
-    not move, one that is not free to move to, or unless they are as many.
+    not move, one that is not free to move to, or unless they are as many; `ConfigError` for the pages of a group.
     """
+    if not manager.renumbers:
+        raise ConfigError("compact", "a group of ranks", "a node by itself: a page has one number on all ranks")
     can = movable(manager, resting)[source.array]
     if not can.all():
         raise BoundsError("page to move", int(source.array[~can][0]), "one that nobody may write to or read meanwhile")

@@ -16,6 +16,7 @@ from pdkv.errors import BoundsError, Draining, DuplicateRequest
 from pdkv.ids import RequestId
 from pdkv.node.attempts import Attempts, Means
 from pdkv.node.base import NodeParts
+from pdkv.node.compacting import compact_pages
 from pdkv.node.decoding import Arrived, decode
 from pdkv.node.faults import fault_named
 from pdkv.node.flow import Idle, deadline, streamed
@@ -66,9 +67,11 @@ class DecodeNode:
 
     def status(self) -> NodeStatus:
         status = self.peers.status("decode", leases=0, requests=len(self._running))
-        return replace(
-            status, queued=len(self.queue), preemptions=self.preemption.preemptions, draining=self.draining
-        )
+        return replace(status, queued=len(self.queue), preemptions=self.preemption.preemptions, draining=self.draining)
+
+    async def compact(self) -> int:
+        """Move cached pages together, while requests run; returns how many. Raises `ConfigError` in a group."""
+        return await compact_pages(self.parts)
 
     async def drain(self) -> None:
         """Take no new requests; return when running ones have ended and prefill nodes were told so."""
@@ -113,9 +116,7 @@ class DecodeNode:
         self.queue.require_possible(ask)
         fault = fault_named(request.fault, allowed=self.settings.allow_fault_injection)
         wanted = Wanted(request, prompt, began_s + request.remaining_s, fault)
-        means = Means(
-            parts, self.settings, self.links, self.peers, self.queue, self.say_farewell, self.next_request_id
-        )
+        means = Means(parts, self.settings, self.links, self.peers, self.queue, self.say_farewell, self.next_request_id)
         attempts = Attempts(means, wanted, ask, self._own_addresses())
         try:
             brought = await attempts.run()

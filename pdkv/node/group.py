@@ -70,7 +70,9 @@ async def lead(
 
 class GroupManager(CacheManager):
     """The leader's manager. Each call that changed something is an entry of the log; one that raised has changed
-    nothing, and is none."""
+    nothing, and is none. Pages are not moved: no entry says so, and ranks would part."""
+
+    renumbers = False
 
     def __init__(self, pool: SlotPool, group: Group, order: EvictionOrder | None = None) -> None:
         super().__init__(pool, order=order)

@@ -21,6 +21,7 @@ from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.lease import LeaseTable
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
+from pdkv.node.compacting import compact_pages
 from pdkv.node.computing import Computation
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.keeper import KeeperSettings, PeerKeeper
@@ -140,6 +141,10 @@ class PrefillNode:
                     await self._lease_added.wait()
             except TimeoutError:
                 continue
+
+    async def compact(self) -> int:
+        """Move cached pages together, while requests run; returns how many. Raises `ConfigError` in a group."""
+        return await compact_pages(self.parts)
 
     async def drain(self) -> None:
         """Take no new requests; return when running ones have ended and every lease with them."""

@@ -150,7 +150,9 @@ def test_whatever_changes_the_managers_pages_is_logged() -> None:
     """A call that isn't would part the ranks: `GroupManager` logs it, or it is named here as none of decode's."""
     looks = {"census", "quarantine_reasons", "hashes", "generations", "digests", "check"}
     of_prefill = {"hand_over", "drop_lease"}
-    of_compaction = {"carry_digests"}  # for one node's quiet moment; no group compacts
-    calls = {name for name, value in vars(CacheManager).items() if callable(value) and not name.startswith("_")}
-    logged = {name for name in vars(GroupManager) if not name.startswith("_")}
+    of_compaction = {"carry_digests"}  # which refuses a group's manager
+    calls, logged = (
+        {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
+        for kind in (CacheManager, GroupManager)
+    )
     assert calls - looks - of_prefill - of_compaction == logged
