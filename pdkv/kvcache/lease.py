@@ -2,7 +2,8 @@
 
 Guarantees: a lease ends once, by its owner's release or by expiry, and a late renewal revives nothing; only the owner
 that it was granted to (a node in one of its lives) can renew or release it; a renewed lease at the head delays nobody
-else's expiry; no node has more than its share, whatever its lives. Time is an argument, in seconds of one monotonic clock of this node; a peer's clock never comes in.
+else's expiry; no node has more than its share, whatever its lives. Time is an argument, in seconds of one monotonic
+clock of this node; a peer's clock never comes in.
 
 A lease is liveness only: what makes a late read harmless is the page's generation.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired, LimitReached
 from pdkv.ids import LeaseId, NodeId, PeerName
@@ -48,6 +50,10 @@ class LeaseTable:
         """When to call `expire` next; None without a lease."""
         first = self._by_expiry.first()
         return None if first is None else self._leases[first].expires_s
+
+    def first(self, count: int) -> list[Lease]:
+        """Those that expire first, at most `count`."""
+        return nsmallest(count, self._leases.values(), key=lambda lease: lease.expires_s)
 
     def grant(self, lease_id: LeaseId, owner: PeerName, ttl_s: float, now_s: float) -> Lease:
         """Raises `DuplicateRequest` if the id is in use, `LimitReached` if the owner's node has all that it may have,

@@ -20,7 +20,7 @@ from pdkv.ids import PeerName
 from pdkv.node.group_log import Group, Member
 from pdkv.node.ports import Transfer
 from pdkv.node.ranks import NewPeer, RankOutcome, RankPort, RankRead
-from pdkv.transfer.engine import Probe, ReadOrder, ReadOutcome, ReadStatus
+from pdkv.transfer.engine import Probe, ReadOrder, ReadOutcome, ReadStatus, TransferStatus
 
 
 @dataclass(slots=True)
@@ -81,6 +81,10 @@ class GroupTransfer:
 
     def lane(self, peer: PeerName) -> str:
         return self._local.lane(peer)
+
+    def status(self) -> TransferStatus:
+        """Of this rank's own engine."""
+        return self._local.status()
 
     def close(self) -> None:
         self._local.close()

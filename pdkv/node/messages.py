@@ -285,6 +285,20 @@ class PeerStatus:
     """What failed last between the two, also once it is over."""
 
 
+LEASES_TOLD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """A peer's right to read pages of one request."""
+
+    peer: str
+    left_s: float
+    """Until it expires, if nobody renews it."""
+    computing: bool
+    """Its request still runs here; else its pages only wait to be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """What an operator asks a node for."""
@@ -311,6 +325,14 @@ class NodeStatus:
     """Why the node can't serve now, whatever is asked; empty: it can."""
     draining: bool = False
     """It was told to end, and takes no new requests."""
+    held_leases: dict[str, LeaseStatus] = field(default_factory=dict)
+    """By lease id; the first `LEASES_TOLD` of `leases`, in the order in which they expire."""
+    unsettled: dict[str, str] = field(default_factory=dict)
+    """Peer to the reads from it that were given up without a proven end: what keeps pages in quarantine."""
+    fences: int = 0
+    """Agents that were destroyed to end such reads, since the start."""
+    fence_error: str = ""
+    """Why the last fence came to nothing, if it did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,7 @@ class PeerBook:
             str(name): PeerStatus(peer.state, now_s - peer.since_s, parts.transfer.lane(name), peer.error)
             for name, peer in self._peers.items()
         }
+        reads = parts.transfer.status()
         return NodeStatus(
             name=parts.name,
             role=role,
@@ -296,6 +297,12 @@ class PeerBook:
             contract=parts.contract,
             quarantine={str(of): why for of, why in parts.manager.quarantine_reasons().items()},
             unready=parts.readiness.unready,
+            unsettled={
+                str(row.peer): f"{row.reads} reads of {row.pages} pages, the oldest given up {row.oldest_s:.1f} s ago"
+                for row in reads.unsettled
+            },
+            fences=reads.rotations,
+            fence_error=reads.fence_error,
         )
 
 

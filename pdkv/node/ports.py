@@ -27,7 +27,7 @@ from pdkv.node.messages import (
     PrefillRequest,
     Sampling,
 )
-from pdkv.transfer.engine import Probe, ReadOrder, ReadOutcome
+from pdkv.transfer.engine import Probe, ReadOrder, ReadOutcome, TransferStatus
 
 Logits = npt.NDArray[np.float32]
 
@@ -124,6 +124,7 @@ class Transfer(Protocol):
 
     def probe(self, peer: PeerName) -> Future[Probe]: ...
     def lane(self, peer: PeerName) -> str: ...
+    def status(self) -> TransferStatus: ...
     def close(self) -> None: ...
 
 

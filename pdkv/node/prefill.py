@@ -26,8 +26,10 @@ from pdkv.node.computing import Computation
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.keeper import KeeperSettings, PeerKeeper
 from pdkv.node.messages import (
+    LEASES_TOLD,
     Accepted,
     LeaseCall,
+    LeaseStatus,
     NodeIntro,
     NodeStatus,
     PagesSealed,
@@ -127,7 +129,12 @@ class PrefillNode:
 
     def status(self) -> NodeStatus:
         status = self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
-        return replace(status, workspace=self.workspace.plan(), draining=self.draining)
+        now_s, computing = _now(), set(self._running.values())
+        leases = {
+            str(lease.lease_id): LeaseStatus(str(lease.owner), lease.expires_s - now_s, lease.lease_id in computing)
+            for lease in self.leases.first(LEASES_TOLD)
+        }
+        return replace(status, workspace=self.workspace.plan(), draining=self.draining, held_leases=leases)
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""

@@ -180,9 +180,35 @@ class PeerStatus(_message.Message):
 Global___PeerStatus: _TypeAlias = PeerStatus  # noqa: Y015
 
 @_typing.final
-class NodeStatus(_message.Message):
+class LeaseStatus(_message.Message):
     """What an operator asks a node for."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
+    COMPUTING_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    left_s: _builtins.float
+    computing: _builtins.bool
+    """Its request still runs; else its pages only wait to be read."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        left_s: _builtins.float = ...,
+        computing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computing", b"computing", "left_s", b"left_s", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseStatus: _TypeAlias = LeaseStatus  # noqa: Y015
+
+@_typing.final
+class NodeStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -266,6 +292,47 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HeldLeasesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___LeaseStatus: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___LeaseStatus | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class UnsettledEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -280,6 +347,10 @@ class NodeStatus(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     UNREADY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    HELD_LEASES_FIELD_NUMBER: _builtins.int
+    UNSETTLED_FIELD_NUMBER: _builtins.int
+    FENCES_FIELD_NUMBER: _builtins.int
+    FENCE_ERROR_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -291,6 +362,9 @@ class NodeStatus(_message.Message):
     unready: _builtins.str
     """Why the node can't serve now; empty: it can."""
     draining: _builtins.bool
+    fences: _builtins.int
+    """Agents that were destroyed to end such reads."""
+    fence_error: _builtins.str
     @_builtins.property
     def name(self) -> Global___PeerName: ...
     @_builtins.property
@@ -311,6 +385,14 @@ class NodeStatus(_message.Message):
     def peers(self) -> _containers.MessageMap[_builtins.str, Global___PeerStatus]:
         """By peer name."""
 
+    @_builtins.property
+    def held_leases(self) -> _containers.MessageMap[_builtins.str, Global___LeaseStatus]:
+        """By lease id: those that expire first."""
+
+    @_builtins.property
+    def unsettled(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Peer to the reads from it that were given up without a proven end."""
+
     def __init__(
         self,
         *,
@@ -328,10 +410,14 @@ class NodeStatus(_message.Message):
         peers: _abc.Mapping[_builtins.str, Global___PeerStatus] | None = ...,
         unready: _builtins.str = ...,
         draining: _builtins.bool = ...,
+        held_leases: _abc.Mapping[_builtins.str, Global___LeaseStatus] | None = ...,
+        unsettled: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        fences: _builtins.int = ...,
+        fence_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "draining", b"draining", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

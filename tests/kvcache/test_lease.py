@@ -84,6 +84,17 @@ def test_an_id_in_use_and_a_ttl_that_is_none_are_refused() -> None:
     assert len(table) == 1
 
 
+def test_those_that_expire_first_are_told_first() -> None:
+    table = LeaseTable()
+    for lease_id, ttl_s in ((A, 30), (B, 10), (LeaseId("c"), 20)):
+        table.grant(lease_id, OWNER, ttl_s, 0)
+    assert [lease.ttl_s for lease in table.first(2)] == [10, 20]
+    table.renew(B, OWNER, 25 - 16)
+    assert [lease.lease_id for lease in table.first(9)] == [B, "c", A]
+    table.renew(B, OWNER, 18)
+    assert [lease.lease_id for lease in table.first(9)] == ["c", B, A]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["grant", "renew", "release", "expire"]), st.integers(0, 4), st.integers(0, 9)))
 )

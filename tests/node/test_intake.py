@@ -82,6 +82,10 @@ def test_pages_under_a_read_without_an_end_are_held_back_until_it_has_one(before
         assert first > 0
         assert held(pair.decode) == first
         assert list(pair.decode.status().quarantine.values()) == [f"{first} pages: the request ended during the read"]
+        await until(lambda: pair.decode.status().unsettled)
+        ((peer, words),) = pair.decode.status().unsettled.items()
+        assert peer == str(pair.prefill.parts.name)
+        assert f"of {first} pages" in words
         # Others go on meanwhile, with the same prompt and with pages of their own, and late bytes don't hurt them.
         pair.net._scripts.clear()
         asked = replace(request(300, name="r1"), sampling=Sampling(max_tokens=12))
@@ -91,6 +95,7 @@ def test_pages_under_a_read_without_an_end_are_held_back_until_it_has_one(before
         assert quarantined(pair) == first
         settle(pair)
         await until(lambda: quarantined(pair) == 0)
+        await until(lambda: not pair.decode.status().unsettled)
         gate.open()
         assert tuple((await other)[0]) == alone(pair, asked)
         await recovered(pair)

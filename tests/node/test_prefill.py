@@ -168,6 +168,9 @@ def test_a_lease_is_its_owners_alone() -> None:
             await pair.prefill.renew_lease(theirs)
         await pair.prefill.release_lease(theirs)
         assert held(pair.prefill) == len(pair.prefill.leases) == 1
+        ((lease_id, told),) = pair.prefill.status().held_leases.items()
+        assert (lease_id, told.peer, told.computing) == (accepted.lease_id, str(pair.decode.parts.name), False)
+        assert 0 < told.left_s <= 30
         assert await pair.prefill.renew_lease(mine) == accepted.ttl_s == 30.0
         for _ in range(2):
             await pair.prefill.release_lease(mine)

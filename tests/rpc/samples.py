@@ -18,6 +18,7 @@ from pdkv.node.messages import (
     GenerateDone,
     GenerateRequest,
     LeaseCall,
+    LeaseStatus,
     Namespace,
     NodeIntro,
     NodeStatus,
@@ -52,7 +53,24 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
     held = {"7": "no end of its read"}
     peers = {str(D): PeerStatus("SUSPECT", 1.5, "cma", "PeerLost: gone")}
     return NodeStatus(
-        name, role, pages, 1, 2, "loopback", peers, contract(), held, 1, 5, {"topk_bytes": 9}, "no rank", draining=True
+        name,
+        role,
+        pages,
+        1,
+        2,
+        "loopback",
+        peers,
+        contract(),
+        held,
+        1,
+        5,
+        {"topk_bytes": 9},
+        "no rank",
+        draining=True,
+        held_leases={"lease-1": LeaseStatus(str(D), 12.5, computing=True)},
+        unsettled={str(D): "1 reads of 3 pages"},
+        fences=2,
+        fence_error="no room",
     )
 
 

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from pdkv.contract import Contract
 from pdkv.errors import BoundsError, WrongIncarnation
 from pdkv.ids import Incarnation, NodeId, PeerName
-from pdkv.node.messages import Envelope, Namespace, NodeStatus, PeerStatus, RouterStatus, Sampling
+from pdkv.node.messages import Envelope, LeaseStatus, Namespace, NodeStatus, PeerStatus, RouterStatus, Sampling
 from pdkv.rpc.convert import checks
 from pdkv.v1 import common_pb2, contract_pb2, router_pb2
 
@@ -117,6 +117,10 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         workspace=status.workspace,
         unready=checks.cut(status.unready),
         draining=status.draining,
+        held_leases={i: common_pb2.LeaseStatus(**dataclasses.asdict(lease)) for i, lease in status.held_leases.items()},
+        unsettled={peer: checks.cut(words) for peer, words in status.unsettled.items()},
+        fences=status.fences,
+        fence_error=checks.cut(status.fence_error),
     )
 
 
@@ -125,6 +129,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
     checks.bounded("pages", message.pages)
     checks.bounded("peers", message.peers)
     checks.bounded("workspace", message.workspace)
+    checks.bounded("held_leases", message.held_leases)
     return NodeStatus(
         name=peer_from_pb(message.name),
         role=checks.name("role", message.role),
@@ -140,6 +145,10 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         workspace={checks.name("workspace", key): count for key, count in message.workspace.items()},
         unready=checks.text("unready", message.unready),
         draining=message.draining,
+        held_leases={checks.name("held_leases", i): _lease_from_pb(v) for i, v in message.held_leases.items()},
+        unsettled=_texts("unsettled", message.unsettled),
+        fences=message.fences,
+        fence_error=checks.text("fence_error", message.fence_error),
     )
 
 
@@ -150,6 +159,10 @@ def _peer_status_to_pb(peer: PeerStatus) -> common_pb2.PeerStatus:
 def _peer_status_from_pb(message: common_pb2.PeerStatus) -> PeerStatus:
     state, lane = checks.name("state", message.state), checks.text("lane", message.lane)
     return PeerStatus(state, message.since_s, lane, checks.text("error", message.error))
+
+
+def _lease_from_pb(message: common_pb2.LeaseStatus) -> LeaseStatus:
+    return LeaseStatus(checks.name("peer", message.peer), message.left_s, message.computing)
 
 
 def router_status_to_pb(status: RouterStatus) -> router_pb2.RouterStatus:
