@@ -61,6 +61,9 @@ class Watch(Rounds[Node]):
 
     async def visit(self, key: Node) -> None:
         key.looked_s = self._now()
+        if key.down:
+            # Over a fresh connection: the old one may be waiting until it tries again.
+            self._nodes.drop(key.address)
         try:
             status = await self._of(key).status()
         except (PeerLost, DeadlineExceeded, RemoteError) as error:

@@ -26,6 +26,7 @@ class Statuses:
     silent: dict[str, asyncio.Event] = field(default_factory=dict)
     facts: dict[str, dict[str, object]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
     def decode(self, address: str) -> Status:
         return Status(self, node(self.nodes, address), Role.DECODE)
@@ -33,7 +34,8 @@ class Statuses:
     def peer(self, address: str) -> Status:
         return Status(self, node(self.nodes, address), Role.PREFILL)
 
-    def drop(self, address: str) -> None: ...
+    def drop(self, address: str) -> None:
+        self.dropped.append(address)
 
 
 @dataclass
@@ -92,9 +94,11 @@ def test_a_node_that_does_not_answer_is_down_and_asked_more_often(error: PdkvErr
         scene.said.errors["p0"] = error
         await scene.look()
         assert p0.down == f"{error.kind}: {error}"
+        assert scene.said.dropped == []
         await scene.look(0.5)
         assert scene.said.asked.count("p0") == 2
         assert scene.said.asked.count("d0") == 1
+        assert scene.said.dropped == ["p0"], "over a fresh connection"
         del scene.said.errors["p0"]
         await scene.look(0.5)
         assert scene.nodes.open(p0), "to be tried"
