@@ -31,8 +31,8 @@ MAX_LEASE_S = 7 * 86_400.0
 """A peer that says more is not believed."""
 FAREWELL_S = 5.0
 """Longest wait for a prefill node to hear that a lease may go; after that, it expires by itself."""
-LATE_S = 0.5
-"""A timer that is so late tells of this process, which was stopped or busy, and nothing of its peers."""
+LATE_SHARE = 0.1
+"""Of the allowed silence: a timer that is so late tells of this process, which was stopped or busy, not of peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Pull:
             if left_s <= 0:
                 raise self._given_up(now_s)
             await asyncio.sleep(left_s)
-            if _now() - now_s - left_s > LATE_S:
+            if _now() - now_s - left_s > LATE_SHARE * patience.silence_s:
                 self._move()
 
     def _given_up(self, now_s: float) -> PeerLost | DeadlineExceeded:

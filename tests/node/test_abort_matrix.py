@@ -11,7 +11,7 @@ from pdkv.errors import PdkvError, PeerLost, RemoteError
 from pdkv.node.messages import FailurePolicy
 from pdkv.node.stages import Stage
 from tests.node.scene import alone, answers
-from tests.node.trio import Trio, ended, fallible, play, saved
+from tests.node.trio import HASTY, Trio, ended, fallible, play, saved
 
 BEFORE = (Stage.QUEUED, Stage.RESERVED, Stage.ASKED, Stage.LEASED)
 """Decode doesn't know yet that it was accepted: what fails here is a refusal."""
@@ -64,7 +64,7 @@ def test_a_prefill_node_that_is_lost(how: str, stage: Stage, policy: FailurePoli
             assert ("not heard of" in str(outcome)) == (how == "hangs")
         await checked(trio, stage, policy, outcome)
 
-    play(scenario)
+    play(scenario, settings=HASTY if how == "hangs" else None)
 
 
 @pytest.mark.parametrize("policy", FailurePolicy)
@@ -141,6 +141,18 @@ def test_the_end_while_the_decode_node_computes_itself(how: str) -> None:
         trio.on(Stage.RECOMPUTING, explode if how == "own error" else asking.cancel)
         outcome = await ended(asking)
         assert asking.cancelled() if how == "client" else isinstance(outcome, RuntimeError)
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_pages_of_a_read_that_was_just_posted_are_held_back_when_the_node_itself_fails() -> None:
+    async def scenario(trio: Trio) -> None:
+        trio.on(Stage.ACCEPTED, lambda: trio.pair.net.stopped.add(str(trio.wires[0].node.parts.name)))
+        trio.on(Stage.READING, explode)
+        outcome = await ended(asyncio.create_task(answers(trio.decode.generate(fallible(None)))))
+        assert isinstance(outcome, RuntimeError)
+        assert trio.decode.parts.manager.census()["quarantined"] >= 2
         await trio.rested()
 
     play(scenario)

@@ -41,7 +41,7 @@ from pdkv.node.messages import (
 )
 from pdkv.node.stages import Stage
 from tests.node.scene import alone, answers, gated, request, until
-from tests.node.trio import LENGTH, SILENCE_S, Trio, Wire, ended, fallible, play, saved
+from tests.node.trio import HASTY, LENGTH, Trio, Wire, ended, fallible, play, saved
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ def test_a_retry_asks_for_what_is_missing_and_the_account_is_that_of_all_attempt
         await trio.rested()
         assert trio.decode.parts.manager.census()["cached"] == 4
 
-    play(scenario, settings=DecodeSettings(silence_s=SILENCE_S, cache_answers=False))
+    play(scenario, settings=DecodeSettings(cache_answers=False))
 
 
 def test_a_tail_that_had_arrived_is_asked_for_again_with_the_first_token_of_the_same_node() -> None:
@@ -293,7 +293,7 @@ def test_pages_under_a_read_without_an_end_are_replaced_and_not_waited_for() -> 
         assert held_back >= 2
         await trio.rested()
 
-    play(scenario)
+    play(scenario, settings=HASTY)
 
 
 def test_a_pool_without_pages_for_the_replacement_ends_the_request_by_name() -> None:
@@ -308,15 +308,17 @@ def test_a_pool_without_pages_for_the_replacement_ends_the_request_by_name() -> 
         assert trio.decode.parts.manager.census()["quarantined"] > 0
         await trio.rested()
 
-    play(scenario, pages=6)
+    play(scenario, pages=6, settings=HASTY)
 
 
 def test_a_node_that_lives_and_gets_nothing_done_has_its_share_of_the_time() -> None:
     async def scenario(trio: Trio) -> None:
         gate = gated(trio.wires[0].node.parts.engine, "forward", at=2)
-        asked = fallible(FailurePolicy.RETRY, remaining_s=4.0)
+        asked = fallible(FailurePolicy.RETRY, remaining_s=24.0)
+        more = tuple(f"never-asked-{i}" for i in range(10))  # twelve nodes in all: two seconds each
+        asked = replace(asked, prefill_alternates=(*asked.prefill_alternates, *more))
         asking = asyncio.create_task(answers(trio.decode.generate(asked)))
-        await until(lambda: trio.seen[Stage.RENEWED] > 2 * SILENCE_S / (SILENCE_S / 3))  # silent it is not
+        await until(lambda: trio.seen[Stage.RENEWED] > 6)  # silent it is not
         assert not trio.wires[1].asked
         trio.wires[0].left.clear()
         await until(trio.wires[0].left.is_set)
@@ -326,7 +328,7 @@ def test_a_node_that_lives_and_gets_nothing_done_has_its_share_of_the_time() -> 
         assert done.retries == 1
         await trio.rested()
 
-    play(scenario)
+    play(scenario, settings=HASTY)
 
 
 def test_a_stopped_node_holds_no_more_than_its_share_of_the_pages() -> None:

@@ -26,8 +26,8 @@ from tests.node.toy import CHUNK, OneByOne, Pair, make_parts
 T = TypeVar("T")
 LENGTH = 300
 """Three chunks: pages 0 and 1, pages 2 and 3, and the tail."""
-SILENCE_S = 0.3
-"""Far more than anything here takes, and little enough to wait for."""
+HASTY = DecodeSettings(silence_s=0.5)
+"""For tests that stop a node, and wait until it is given up."""
 
 
 class StoppableNet(LoopbackNet):
@@ -217,11 +217,13 @@ def play(
         made[0].hook(stage, request)
 
     def prefill(name: str) -> PrefillNode:
-        return PrefillNode(replace(make_parts(name, contract, net), at=hook), PrefillSettings(chunk_tokens=CHUNK))
+        return PrefillNode(
+            replace(make_parts(name, contract, net), at=hook), PrefillSettings(chunk_tokens=CHUNK, lease_ttl_s=2.0)
+        )
 
     directory = OneByOne({})
     parts = replace(make_parts("d0", contract, net, pages=pages), at=hook)
-    settings = settings or DecodeSettings(silence_s=SILENCE_S, read_deadline_s=5.0)
+    settings = settings or DecodeSettings()
     settings = replace(settings, recompute_chunk_tokens=CHUNK, prefill_allow=("*",))
     nodes = [prefill("p0"), prefill("p1")]
     pair = Pair(nodes[0], DecodeNode(parts, directory, settings), net, directory)
