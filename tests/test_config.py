@@ -1,6 +1,8 @@
 """Configuration: who wins, what is refused and by which name."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from pdkv.config import (
     load_config_file,
     resolve,
 )
-from pdkv.errors import ConfigError
+from pdkv.errors import BoundsError, ConfigError
 from pdkv.fields import field_kind
 from pdkv.kvcache.eviction import ORDERS
+from pdkv.rpc.convert.checks import MAX_DURATION_S, duration_s
+from pdkv.rpc.security import Gate, MutualTls, PlainText
 
 NODE = {"node_id": "p0"}
 
@@ -198,3 +202,47 @@ def test_so_is_what_a_file_says(text: str, tmp_path: Path) -> None:
     error = refused(PrefillConfig, NODE, yaml_path=yaml_file(tmp_path, text))
     assert error.fields["field"] in ("seed", "config")
     assert "should" not in str(error)
+
+
+FILES = {"tls_ca": "ca.pem", "tls_certificate": "own.pem", "tls_key": "own.key"}
+
+
+def test_tls_or_plain_text_and_neither_by_itself() -> None:
+    made = resolve(PrefillConfig, {**NODE, **FILES}, environ={}).security()
+    assert made == MutualTls(Path("ca.pem"), Path("own.pem"), Path("own.key"), "p0")
+    addresses = {"prefill_addresses": "a:1", "decode_addresses": "b:2"}
+    assert resolve(RouterConfig, {**NODE, **addresses, **FILES}, environ={}).security() == replace(made, node="")
+    assert resolve(PrefillConfig, {**NODE, "insecure": "true"}, environ={}).security() == PlainText()
+    environ = {f"PDKV_{name.upper()}": value for name, value in FILES.items()}
+    assert resolve(PrefillConfig, NODE, environ=environ).security() == made
+    for values, field in (
+        ({}, "insecure"),
+        ({**FILES, "insecure": True}, "insecure"),
+        ({"tls_ca": "a"}, "tls_certificate"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            resolve(PrefillConfig, {**NODE, **values}, environ={}).security()
+        assert error.value.fields["field"] == field
+
+
+def test_who_may_call_and_how_much() -> None:
+    assert resolve(DecodeConfig, NODE, environ={}).gate() == Gate()
+    asked = {"allow_names": "router-*, spiffe://fleet/*", "calls_per_peer": "7", "connections": 9}
+    assert resolve(DecodeConfig, {**NODE, **asked}, environ={}).gate() == Gate(("router-*", "spiffe://fleet/*"), 7, 9)
+    error = refused(DecodeConfig, {**NODE, "insecure": True, "allow_names": "a"})
+    assert (error.fields["field"], error.fields["allowed"]) == (
+        "allow_names",
+        "only under mutual TLS; in plain text nobody has a name",
+    )
+    for field in ("calls_per_peer", "connections"):
+        assert refused(DecodeConfig, {**NODE, field: 0}).fields["field"] == field
+
+
+def test_a_lease_lives_as_long_as_a_decode_node_believes() -> None:
+    """One constant for what is set here and for what is taken there."""
+    assert resolve(PrefillConfig, {**NODE, "lease_ttl_s": MAX_DURATION_S}, environ={}).lease_ttl_s == MAX_DURATION_S
+    assert duration_s("ttl_s", MAX_DURATION_S) == MAX_DURATION_S
+    longer = math.nextafter(MAX_DURATION_S, math.inf)
+    assert refused(PrefillConfig, {**NODE, "lease_ttl_s": longer}).fields["field"] == "lease_ttl_s"
+    with pytest.raises(BoundsError):
+        duration_s("ttl_s", longer)
