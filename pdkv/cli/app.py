@@ -20,6 +20,7 @@ from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
 from pdkv.cli.rank import rank
 from pdkv.cli.replay import replay
+from pdkv.cli.status import status
 from pdkv.errors import PdkvError
 
 BAD_INPUT = 2
@@ -58,6 +59,7 @@ app.command("decode", cls=Command)(decode)
 app.command("rank", cls=Command)(rank)
 app.command("router", cls=Command)(router)
 app.command("generate", cls=Command)(generate)
+app.command("status", cls=Command)(status)
 app.command("replay", cls=Command)(replay)
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdkv.cli.status import status_of
 from pdkv.contract import Contract
-from pdkv.errors import ConfigError, ProtocolError, RemoteError
+from pdkv.errors import ConfigError, ProtocolError
 from pdkv.geometry.model_config import ModelShape
 from pdkv.geometry.row_format import INDEX_FP8, main_row_format
 from pdkv.ids import RequestId, UInt32Array
@@ -111,13 +112,10 @@ def of_status(status: NodeStatus) -> Seen:
 
 
 async def _status(directory: GrpcDirectory, address: str) -> NodeStatus:
-    """Of a decode node, or of a prefill node if it isn't one."""
-    try:
-        return await directory.decode(address).status()
-    except RemoteError as error:
-        if error.fields.get("code") != "UNIMPLEMENTED":
-            raise
-        return await directory.peer(address).status()
+    found = await status_of(directory, address)
+    if not isinstance(found, NodeStatus):
+        raise ConfigError("node", address, "a decode or prefill node; this is a router, which has no pages")
+    return found
 
 
 async def _probed(service: DecodeService, status: NodeStatus, tokens: int) -> Seen:

@@ -11,7 +11,7 @@ import pytest
 
 from pdkv.cli.app import run
 from pdkv.cli.plan.live import observe, of_status
-from pdkv.errors import ConfigError, PeerLost, ProtocolError, RemoteError
+from pdkv.errors import ConfigError, PeerLost, ProtocolError
 from pdkv.node.messages import GenerateDone, Shipment, Token
 from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
@@ -67,7 +67,7 @@ def test_a_probe_times_a_hit_and_a_step() -> None:
     [
         (100, {"decode": FakeDecode()}, ConfigError),
         (2048, {"decode": FakeDecode(Stream(EVENTS[0], EVENTS[-1]))}, ProtocolError),
-        (None, {"router": FakeRouter()}, RemoteError),
+        (None, {"router": FakeRouter()}, ConfigError),
     ],
 )
 def test_what_can_not_be_asked(probe: int | None, services: dict[str, Any], error: type[Exception]) -> None:
