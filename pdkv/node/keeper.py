@@ -43,26 +43,23 @@ class PeerKeeper(Rounds[PeerName]):
         book.changed = self.changed.set
 
     def due(self) -> Mapping[PeerName, float]:
-        for peer in self._book:
-            self._age(peer)
         return {peer.name: self._due_s(peer) for peer in self._book}
 
     async def visit(self, key: PeerName) -> None:
-        peer = self._book.get(key)
-        if peer is not None:
-            peer.probed_s = self._now()
-            await self._probe(key)
+        peer, settings, now_s = self._book.get(key), self._settings, self._now()
+        if peer is None:
+            return
+        peer.probed_s = now_s
+        if peer.state is PeerState.LOST and now_s >= max(peer.since_s, peer.heard_s) + settings.forget_s:
+            log.warning("%s is forgotten: it was lost for %.3g s; %s", key, now_s - peer.since_s, peer.error)
+            await self._book.forget(key, f"forgotten after {settings.forget_s:g} s without a sign of life")
+            return
+        if peer.state is PeerState.SUSPECT and now_s >= peer.since_s + settings.lost_s:
+            log.warning("%s is lost: nothing got through for %.3g s; %s", key, now_s - peer.since_s, peer.error)
+            self._book.mark(key, PeerState.LOST)
+        await self._probe(key)
 
     def _due_s(self, peer: Peer) -> float:
         if peer.state is PeerState.SUSPECT:
             return peer.probed_s + self._settings.retry_s
         return max(peer.probed_s, peer.heard_s if peer.state is PeerState.READY else 0.0) + self._settings.probe_s
-
-    def _age(self, peer: Peer) -> None:
-        settings, now_s = self._settings, self._now()
-        if peer.state is PeerState.SUSPECT and now_s >= peer.since_s + settings.lost_s:
-            log.warning("%s is lost: nothing got through for %.3g s; %s", peer.name, now_s - peer.since_s, peer.error)
-            self._book.mark(peer.name, PeerState.LOST)
-        elif peer.state is PeerState.LOST and now_s >= max(peer.since_s, peer.heard_s) + settings.forget_s:
-            log.warning("%s is forgotten: it was lost for %.3g s; %s", peer.name, now_s - peer.since_s, peer.error)
-            self._book.dismiss(peer, f"forgotten after {settings.forget_s:g} s without a sign of life")

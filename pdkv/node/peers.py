@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from weakref import WeakValueDictionary
 
@@ -127,9 +127,8 @@ class PeerBook:
             if peer is None:
                 await self._enter(intro)
                 return
-            if not _same_life(peer.intro, intro):
+            if peer.intro != intro:
                 raise ProtocolError(f"{intro.name} introduced itself otherwise before", peer=intro.name)
-            peer.intro = intro
             if peer.state is not PeerState.READY:
                 await self._prove(peer)
 
@@ -155,7 +154,7 @@ class PeerBook:
         self._turn(peer, PeerState.READY)
         # Only now: an introduction that nothing stands behind must not push out a peer that was merely slow.
         for other in others:
-            self.dismiss(other, f"{peer.name} took its place")
+            self._dismiss(other, f"{peer.name} took its place")
 
     async def _require_silent(self, other: Peer, newcomer: PeerName) -> None:
         if other.state is PeerState.LOST:
@@ -244,8 +243,17 @@ class PeerBook:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def dismiss(self, peer: Peer, why: str) -> None:
-        """No message and no new read of this life any more; its entry stays until its last read has settled."""
+    async def forget(self, name: PeerName, why: str) -> None:
+        """No message and no new read of it any more, in this life; its entry stays until its last read has settled.
+
+        Waits for an attempt to reach it that is under way: it stays if that has made it READY.
+        """
+        async with self._alone_with(name):
+            peer = self.get(name)
+            if peer is not None and peer.state is not PeerState.READY:
+                self._dismiss(peer, why)
+
+    def _dismiss(self, peer: Peer, why: str) -> None:
         self._turn(peer, PeerState.LOST)
         peer.leaving, peer.error = True, why
         self._let_go(peer)
@@ -266,6 +274,7 @@ class PeerBook:
         # The same life may have come back meanwhile, with an entry of its own.
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
+        if peer.name not in self._peers:
             self.gone(peer.name)
 
     def _known(self, name: PeerName) -> Peer:
@@ -304,8 +313,3 @@ class PeerBook:
             fences=reads.rotations,
             fence_error=reads.fence_error,
         )
-
-
-def _same_life(known: NodeIntro, now: NodeIntro) -> bool:
-    """An agent may be made anew within a life, so its metadata may change; what a node promises may not."""
-    return known == replace(now, agent_metadata=known.agent_metadata, metadata_checksum=known.metadata_checksum)

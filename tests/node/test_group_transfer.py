@@ -11,6 +11,7 @@ import pytest
 
 from pdkv.errors import DeadlineExceeded, PeerLost, TransferUnsettled
 from pdkv.ids import PeerName
+from pdkv.node.peers import PeerState
 from pdkv.node.rank import Rank
 from pdkv.node.ranks import RankPort
 from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
@@ -116,7 +117,8 @@ def test_a_rank_whose_reads_take_long_to_settle_holds_a_peer_back_and_is_not_los
     async def scenario(scene: Scene) -> None:
         await scene.ask(request(100))
         peers, name = scene.pair.decode.peers, scene.pair.prefill.parts.name
-        peers.dismiss(peers.get(name), "forgotten")  # type: ignore[arg-type]
+        peers.mark(name, PeerState.LOST)
+        await peers.forget(name, "forgotten")
         await until(lambda: not peers.states)
         assert [rank.tries for rank in made] == [3, 3]
         assert scene.group.broken is None

@@ -164,6 +164,25 @@ def test_a_lost_peer_that_speaks_is_not_forgotten() -> None:
     kept(scenario)
 
 
+def test_a_peer_that_is_reached_just_then_is_not_forgotten() -> None:
+    async def scenario(kept: Kept) -> None:
+        peer, town = kept.town.life("p"), kept.town
+        await kept.book.admit(peer.intro())
+        kept.book.mark(peer.name, PeerState.LOST)
+        town.net.script(peer.name, Fault(FaultKind.HANG))
+        reaching = asyncio.create_task(kept.book.admit(peer.intro()))
+        await until(lambda: town.here.transfer._core.reading)  # type: ignore[attr-defined]
+        forgetting = asyncio.create_task(kept.book.forget(peer.name, "forgotten"))
+        await turns()
+        assert not forgetting.done(), "one thing at a time happens to a peer"
+        town.net.settle(peer.name)
+        await asyncio.gather(reaching, forgetting)
+        assert kept.state(peer.name) is PeerState.READY
+        assert set(town.here.transfer._core.peers) == {peer.name}  # type: ignore[attr-defined]
+
+    kept(scenario)
+
+
 def test_a_forgotten_peer_keeps_its_entry_until_its_last_read_has_settled_and_may_come_back_meanwhile() -> None:
     async def scenario(kept: Kept) -> None:
         peer, town = kept.town.life("p"), kept.town
@@ -173,7 +192,7 @@ def test_a_forgotten_peer_keeps_its_entry_until_its_last_read_has_settled_and_ma
         hanging = town.here.transfer.probe(peer.name)
         await until(lambda: core.reading)
         kept.book.mark(peer.name, PeerState.LOST)
-        kept.book.dismiss(kept.book.get(peer.name), "forgotten")  # type: ignore[arg-type]
+        await kept.book.forget(peer.name, "forgotten")
         await turns()
         assert kept.state(peer.name) is PeerState.LOST
         assert list(kept.book) == [], "no message of it is taken any more"

@@ -325,7 +325,7 @@ def test_the_link_of_a_forgotten_peer_goes_with_its_connection() -> None:
         await asyncio.gather(links.probe(name), return_exceptions=True)
         assert list(links._links) == ["p0"], "it may come back"
         del pair.directory.dropped[:]
-        peers.dismiss(peers.get(name), "forgotten")  # type: ignore[arg-type]
+        await peers.forget(name, "forgotten")
         await until(lambda: not peers.states)
         assert (links._links, pair.directory.dropped) == ({}, ["p0"])
         pair.net._agents.add(str(name))
