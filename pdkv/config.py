@@ -65,6 +65,8 @@ class ServiceConfig(BaseModel):
     """Serve and dial gRPC in plain text instead: whoever reaches a port may use it. Has to be said."""
     allow_names: Annotated[tuple[str, ...], Listed] = ()
     """Names in certificates that may call, as patterns such as decode-*,spiffe://fleet/*; none: all of the CA."""
+    allow_status: Annotated[tuple[str, ...], Listed] = ()
+    """Names that may ask for the status beside those, such as router-*,admin: a router watches its nodes."""
     calls_per_peer: Annotated[int, Field(ge=1)] = _GATE.calls_per_peer
     """Most calls of one peer (a certificate's names; in plain text an IP address) that run at once."""
     connections: Annotated[int, Field(ge=1)] = _GATE.connections
@@ -84,6 +86,8 @@ class ServiceConfig(BaseModel):
                 raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
         if self.allow_names and self.insecure:
             raise ValueError("allow_names: only under mutual TLS; in plain text nobody has a name")
+        if self.allow_status and not self.allow_names:
+            raise ValueError("allow_status: only with allow_names; without, all may ask")
         return self
 
     def security(self) -> Security:
@@ -91,7 +95,7 @@ class ServiceConfig(BaseModel):
         return security_of(ca=self.tls_ca, certificate=self.tls_certificate, key=self.tls_key, insecure=self.insecure)
 
     def gate(self) -> Gate:
-        return Gate(self.allow_names, self.calls_per_peer, self.connections)
+        return Gate(self.allow_names, self.allow_status, self.calls_per_peer, self.connections)
 
 
 class NodeConfig(ServiceConfig):

@@ -20,6 +20,9 @@ from pdkv.errors import LimitReached, NotAuthorised
 from pdkv.rpc.security import Gate, MutualTls, Names, Security
 from pdkv.v1 import prefill_pb2
 
+STATUS = "/Status"
+"""Of each service: what a router's watch and an operator ask for, who need no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -46,9 +49,9 @@ class Guard:
         self._running: Counter[str] = Counter()
 
     @contextmanager
-    def let_in(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[Caller]:
+    def let_in(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> Iterator[Caller]:
         """For as long as the call runs. Raises `NotAuthorised`, `LimitReached`."""
-        caller = self._identify(context)
+        caller = self._identify(context, method)
         limit = self._gate.calls_per_peer
         if self._running[caller.peer] >= limit:
             words = f"{caller.peer} has {limit} calls that run; one peer may have {limit} at once"
@@ -61,7 +64,7 @@ class Guard:
             if not self._running[caller.peer]:
                 del self._running[caller.peer]
 
-    def _identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+    def _identify(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> Caller:
         if not self._tls:
             return Caller(context.peer().rpartition(":")[0], None)
         facts: Mapping[str, Sequence[bytes]] = context.auth_context()  # type: ignore[assignment]
@@ -69,9 +72,11 @@ class Guard:
         if facts.get("ssl_session_reused", [b""])[0] != b"false":
             raise NotAuthorised("a TLS session was resumed, which checks no certificate: connect anew", names=names)
         patterns = self._gate.allow_names
+        if patterns and method.endswith(STATUS):
+            patterns += self._gate.allow_status
         if patterns and not names.match(patterns):
             allowed = ", ".join(patterns)
-            raise NotAuthorised(f"{names} may not call this server; allowed: {allowed}", names=names, allowed=allowed)
+            raise NotAuthorised(f"{names} may not call {method} here; allowed: {allowed}", names=names, allowed=allowed)
         return Caller(str(names), names)
 
 

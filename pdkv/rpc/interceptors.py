@@ -71,7 +71,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                with self._guard.let_in(context) as caller, self._counted():
+                with self._guard.let_in(context, method) as caller, self._counted():
                     request = _parsed(raw, parse, method)
                     caller.require_speaks(request)
                     return await behaviour(request, context)

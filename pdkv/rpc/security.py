@@ -55,6 +55,8 @@ class Gate:
 
     allow_names: tuple[str, ...] = ()
     """Patterns (`*`, `?`, `[…]`) of names in a caller's certificate; none: any certificate of the CA will do."""
+    allow_status: tuple[str, ...] = ()
+    """Of names that may ask for the status beside those, and do nothing else."""
     calls_per_peer: int = 1024
     """Calls of one peer that run at once. Under TLS a peer is a certificate's names, in plain text an IP address."""
     connections: int = 1024

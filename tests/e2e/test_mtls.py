@@ -59,7 +59,16 @@ async def secured(folder: Path, ca: Authority) -> AsyncIterator[Secured]:
         address = free_address()
         prefill, decode = await asyncio.gather(
             fleet.start(
-                "prefill", "p-tls", {**node, **own["p-tls"], "bind": address, "allow_names": "d-*", "chunk_tokens": 512}
+                "prefill",
+                "p-tls",
+                {
+                    **node,
+                    **own["p-tls"],
+                    "bind": address,
+                    "allow_names": "d-*",
+                    "allow_status": "r-*",
+                    "chunk_tokens": 512,
+                },
             ),
             fleet.start(
                 "decode", "d-tls", {**node, **own["d-tls"], "prefill_addresses": address, "allow_names": "r-*"}
@@ -113,7 +122,7 @@ async def _refuses(world: World, fleet: Secured, other: Authority) -> None:
         with pytest.raises(TlsRefused, match="it hangs up on connecting"):
             await asked(security, request, fleet.router.address)
     friend = fleet.ca.files(fleet.folder / "client", CLIENT)
-    with pytest.raises(NotAuthorised, match=rf"{CLIENT} may not call this server; allowed: r-\*"):
+    with pytest.raises(NotAuthorised, match=rf"{CLIENT} may not call /pdkv.v1.Decode/Generate here; allowed: r-\*"):
         await asked(friend, request, fleet.decode.address, "decode")
     with pytest.raises(ConfigError, match="vouches for now"):
         GrpcDirectory(other.files(fleet.folder / "own", CLIENT, trusted=fleet.ca.pem))
@@ -157,6 +166,7 @@ async def _ends(fleet: Secured, ca: Authority) -> None:
         text = node.log.read_text()
         assert "Traceback" not in text, text
         assert "plain text" not in text, text
+        assert "gives no status" not in text, text
     with pytest.raises(PeerLost):
         await directory.decode(fleet.decode.address).status()
     await directory.close()

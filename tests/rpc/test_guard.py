@@ -130,12 +130,23 @@ def test_only_allowed_names_call_anything(names: tuple[str, ...], allowed: bool,
             assert isinstance(error, NotAuthorised) != allowed, (path, error)
             if error is not None and not allowed:
                 assert error.fields["allowed"] == "admin, decode-*"
-                assert str(error).startswith(f"{', '.join(names) or 'no name'} may not call this server")
+                assert str(error).startswith(f"{', '.join(names) or 'no name'} may not call {path} here")
         check = health_pb2_grpc.HealthStub(channel).Check
         reply = await check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
     with_all_services(Gate(("admin", "decode-*")), names, body, tmp_path)
+
+
+def test_who_may_ask_for_the_status_may_do_nothing_else(tmp_path: Path) -> None:
+    async def body(channel: grpc.aio.Channel, node: FakePrefill) -> None:
+        for path, method in METHODS.items():
+            kind = request_of(method)
+            raw = (kind() if kind in ANYBODY else said_by(kind, "router-0")).SerializeToString()
+            error = await called(channel, path, raw)
+            assert isinstance(error, NotAuthorised) != path.endswith("/Status"), (path, error)
+
+    with_all_services(Gate(("decode-*",), ("router-*",)), ("router-0",), body, tmp_path)
 
 
 def test_in_plain_text_nobody_is_asked_for_a_name() -> None:
@@ -192,7 +203,7 @@ def test_nobody_is_kept_in_mind_who_has_no_call() -> None:
             return "ipv4:10.0.0.1:5"
 
     guard: Any = Guard(PlainText(), Gate())
-    with guard.let_in(Context()):
+    with guard.let_in(Context(), "/pdkv.v1.Prefill/Status"):
         assert guard._running == {"ipv4:10.0.0.1": 1}
     assert not guard._running
 
