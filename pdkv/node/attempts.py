@@ -116,8 +116,9 @@ class Attempts:
             self._means.parts.manager.end(self.reservation)
 
     async def _from_prefill(self) -> Brought | PdkvError:
-        """The prompt, or why the last prefill node that was turned to didn't bring it."""
-        outcome: PdkvError = PeerLost("no prefill node was tried")
+        """The prompt; or how the last node that took it on failed, or else why the last one refused it."""
+        failure: PdkvError | None = None
+        refusal: PdkvError = PeerLost("no prefill node was tried")
         failed = False
         while self._sources:
             address = self._sources.popleft()
@@ -125,7 +126,7 @@ class Attempts:
             try:
                 link = await self._reach(address, patience)
             except PdkvError as error:
-                outcome = self._theirs(error)
+                refusal = self._theirs(error)
                 continue
             reservation = await self._reserve(replace(self._best_ask(), peer=address))
             self.retries += failed
@@ -136,11 +137,15 @@ class Attempts:
                 outcome = self._theirs(error)
             self._note(link, pull, outcome)
             failed = pull.accepted
-            if failed and self._policy is not FailurePolicy.RETRY:
-                break
+            if failed:
+                failure = outcome
+                if self._policy is not FailurePolicy.RETRY:
+                    break
+            else:
+                refusal = outcome
             if self._worth_another(address, pull, outcome):
                 self._sources.appendleft(address)
-        return outcome
+        return failure or refusal
 
     async def _pull(self, pull: Pull, link: Link) -> Brought:
         try:

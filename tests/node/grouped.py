@@ -86,7 +86,8 @@ def run(
         ports = [between(rank) for rank in ranks]
         parts, group = await lead(make_parts("d0", FACTS, net, pages=pages), ports, settings)
         directory = OneByOne({"p0": prefill})
-        decode = DecodeNode(parts, directory, DecodeSettings(prefill_addresses=("p0",), allow_fault_injection=True))
+        own = DecodeSettings(prefill_addresses=("p0",), prefill_allow=("*",), allow_fault_injection=True)
+        decode = DecodeNode(parts, directory, own)
         try:
             async with asyncio.timeout(LIMIT_S):
                 await scenario(Scene(Pair(prefill, decode, net, directory), group, ranks))

@@ -40,8 +40,10 @@ from pdkv.node.messages import (
     PrefillRequest,
 )
 from pdkv.node.stages import Stage
-from tests.node.scene import alone, answers, gated, request, until
-from tests.node.trio import HASTY, LENGTH, Trio, Wire, ended, fallible, play, saved
+from tests.node.grouped import Scene
+from tests.node.grouped import run as run_group
+from tests.node.scene import Meddler, alone, answers, gated, request, until
+from tests.node.trio import HASTY, LENGTH, Trio, Wire, changed_events, ended, fallible, play, saved
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
@@ -216,17 +218,6 @@ def test_stale_pages_are_asked_for_again_at_the_same_node_once() -> None:
     play(scenario)
 
 
-def changed_events(wire: Wire, change: Callable[[Any], Any]) -> None:
-    prefill = wire.prefill
-
-    async def changing(asked: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        async with aclosing(prefill(asked)) as events:
-            async for event in events:
-                yield change(event)
-
-    wire.prefill = changing  # type: ignore[method-assign]
-
-
 LIES: dict[str, tuple[Callable[[Any], Any], type[PdkvError]]] = {
     "digests": (
         lambda e: replace(e, digests=e.digests + np.uint64(1)) if isinstance(e, PagesSealed) else e,
@@ -258,6 +249,18 @@ def test_a_node_whose_words_or_bytes_are_wrong_has_failed(lie: str, policy: Fail
             assert isinstance(outcome, error)
         else:
             await saved(trio, outcome, policy)
+        await trio.rested()
+
+    play(scenario)
+
+
+def test_a_failure_is_told_and_not_that_nobody_else_took_it() -> None:
+    async def scenario(trio: Trio) -> None:
+        trio.on(Stage.COMMITTED, trio.wires[0].die)
+        refusing(trio.wires[1], "prefill", Draining("leaving"))
+        with pytest.raises(PeerLost) as lost:
+            await answers(trio.decode.generate(fallible(FailurePolicy.RETRY)))
+        assert lost.value.fields["accepted_by"] == "p0"
         await trio.rested()
 
     play(scenario)
@@ -355,3 +358,35 @@ def test_a_stopped_node_holds_no_more_than_its_share_of_the_pages() -> None:
         await trio.rested()
 
     play(scenario, pages=25, settings=DecodeSettings(peer_pages_share=0.5))
+
+
+def test_a_node_that_can_not_be_reached_in_time_is_passed_over() -> None:
+    async def scenario(trio: Trio) -> None:
+        trio.wires[0].stop()
+        tokens, done = await answers(trio.decode.generate(fallible(None)))
+        assert tuple(tokens) == alone(trio.pair, fallible(None))
+        assert (done.retries, len(trio.wires[1].asked)) == (0, 1)
+        await trio.rested()
+
+    play(scenario, settings=HASTY)
+
+
+def test_in_a_group_every_rank_keeps_what_was_verified_and_reads_the_rest_from_the_next_node() -> None:
+    async def scenario(scene: Scene) -> None:
+        pair = scene.pair
+        firsts = [PeerLost("connection reset")]
+
+        def fails(event: PrefillEvent) -> list[PrefillEvent]:
+            if isinstance(event, PagesSealed) and event.first_index == 2 and firsts:
+                raise firsts.pop()
+            return [event]
+
+        pair.directory.peers["again"] = pair.prefill
+        pair.directory.peers["p0"] = Meddler(pair, fails)
+        asked = request(LENGTH, prefill_alternates=("again",), prefill_address="p0", on_failure=FailurePolicy.RETRY)
+        tokens, done = await answers(pair.decode.generate(asked))
+        assert tuple(tokens) == alone(pair, asked)
+        assert done.retries == 1
+        await scene.rested()
+
+    run_group(scenario)

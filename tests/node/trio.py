@@ -168,6 +168,7 @@ class Trio:
             gate.open()
         for wire in self.wires:
             wire.go_on()
+        await until(lambda: not self.decode.links._dialling)
         await asyncio.gather(*self.decode.farewells)
         nodes: list[Any] = [self.decode, *(wire.node for wire in self.wires)]
         await until(lambda: all(not node.status().requests for node in nodes))
@@ -270,3 +271,14 @@ async def saved(trio: Trio, outcome: Any, policy: FailurePolicy) -> None:
         assert done.recomputed_tokens > 0
         assert trio.seen[Stage.RECOMPUTING] == -(-done.recomputed_tokens // 128)
         assert not trio.wires[1].asked
+
+
+def changed_events(wire: Wire, change: Callable[[Any], Any]) -> None:
+    prefill = wire.prefill
+
+    async def changing(asked: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        async with aclosing(prefill(asked)) as events:
+            async for event in events:
+                yield change(event)
+
+    wire.prefill = changing  # type: ignore[method-assign]
