@@ -147,7 +147,7 @@ def status_text(found: NodeStatus | RouterStatus, address: str) -> Iterator[Rend
             contract += _contract_words(value)
         elif isinstance(value, Mapping):
             maps[field.name] = value
-        elif field.name not in ("name", "role") and value not in ("", False):
+        elif field.name not in ("name", "role") and value != "" and value is not False:
             words.append((field.name, value))
     yield _columns("", {word: (value,) for word, value in words + contract}, ())
     for title, entries in maps.items():

@@ -73,12 +73,13 @@ def test_one_json_object_with_all_that_was_said(role: str, capsys: pytest.Captur
 
 
 def test_every_number_and_word_of_a_node_is_shown() -> None:
-    status = samples.status("decode", samples.D)
+    status = replace(samples.status("decode", samples.D), leases=0)
     out = shown(status)
     lines = [line.split() for line in out.splitlines()]
     for state, count in status.pages.items():
         assert [state, str(count)] in lines
     assert ["requests", str(status.requests)] in lines
+    assert ["leases", "0"] in lines
     assert ["queued", str(status.queued)] in lines
     assert ["preemptions", str(status.preemptions)] in lines
     assert str(status.name) in lines[0]
