@@ -161,3 +161,76 @@ def test_help_names_every_number_of_a_complaint(capsys: pytest.CaptureFixture[st
     for name, (facts, _) in COMPLAINTS.items():
         line = keys.partition(f"{name}: ")[2].partition(".")[0]
         assert [key.strip() for key in line.split(",")] == [f.name for f in fields(facts)]
+
+
+WHOLE = (
+    *("--model", "glm-5.3", "--gpu", "h200", "--gpus", "16", "--tp", "8", "--dp", "2", "--ep", "16", "--dcp", "2"),
+    *("--pp", "1", "--weights", "fp8", "--context", "1048576", "--hit", "100000", "--short-requests", "1000"),
+    *("--requests", "32", "--groups", "2", "--gbps", "400", "--draft-tokens", "5", "--output-tokens", "256"),
+)
+
+
+def test_one_plan_says_all_that_is_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = planned(capsys, *WHOLE, "--plot", str(tmp_path / "all.png"))
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+    rank, context, index, room = made["rank"], made["contexts"][0], made["index_traffic"], made["workspaces"]
+    assert rank["layout"] == {"gpus": 16, "tp": 8, "dp": 2, "ep": 16, "dcp": 2, "pp": 1}
+    # weights in bytes by part, and what they and the fixed buffers leave for pages
+    total = rank["weight_bytes"].pop("total")
+    assert total == sum(rank["weight_bytes"].values()) > 40 * 10**9
+    fixed = rank["topk_buffer_bytes"] + rank["page_table_bytes"] + rank["reserve_bytes"]
+    assert rank["left_bytes"] == rank["static_bytes"] - total - fixed == made["pool"]["memory_bytes"]
+    # whether a request fits, in local pages of 128 tokens
+    assert context["fit"]["fits"]
+    assert context["fit"]["needed_pages"] == -(-(1_048_576 + 256 + 5) // 128)
+    # both caches a token, page, context
+    assert made["bytes_per_token"] == {"main": 51_168, "index": 2_772, "total": 53_940}
+    assert made["bytes_per_page"]["total"] == 3_452_160
+    assert context["bytes"]["total"] == 56_560_189_440
+    assert made["pool"]["usable_tokens"] == 128 * made["pool"]["usable_pages"]
+    # what a change does: layers, pooling, DCP, MTP, rows
+    changes = {v["change"]: v["pool_tokens"] for v in made["what_if"]}
+    planned_tokens = changes.pop("as planned")
+    for change in ("all layers full (78)", "1 MTP layer", "row 1152 (bf16)"):
+        assert changes.pop(change) < planned_tokens
+    for change in ("kpool 2", "dcp 4", "row 576 (fp8)", "row 352 (nvfp4)"):
+        assert changes.pop(change) > planned_tokens
+    # workspaces: drafts multiply the rows, columns are aligned, small matrices stay whole
+    assert room["topk_buffer_bytes"] == 268_435_456
+    assert room["decode_rows"] == 32 * 6
+    assert room["prefill"]["rows_per_chunk"] == 718
+    # tails of short requests
+    assert made["tail_waste"]["average_bytes"] == 1000 * 3_452_160 // 2
+    # a hit saves P^2/L^2 of the scores; not the cross term, and not the reads
+    hit = made["hit"]
+    assert hit["scores_share"] == pytest.approx((99_968 / 1_048_576) ** 2)
+    assert hit["cross_pairs"] == 99_968 * (1_048_576 - 99_968)
+    assert 0.9 < hit["index_read_bytes"] / hit["index_read_without_bytes"] < 1
+    # index-K written a chunk, read a step
+    assert (index["written_per_chunk_bytes"], index["read_per_step_bytes"]) == (90_832_896, 2_906_652_672)
+    # page tables of so many requests and groups, and the time on the link
+    assert room["table_row_per_token_bytes"] == 4 * (1_048_576 + 256 + 5) * 32 * 2
+    assert room["table_row_per_page_bytes"] == 4 * context["fit"]["needed_pages"] * 32 * 2
+    assert round(context["seconds"], 4) == 1.1312
+
+
+def test_the_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(*WHOLE, "--details") == 0
+    out = capsys.readouterr().out
+    for words in (
+        *("16 x h200 (tp 8, dp 2, ep 16, dcp 2, pp 1)", "routed experts", "56,560,189,440", "1.1312", "fits"),
+        *("all layers full (78)", "kpool 2", "dcp 4", "1 MTP layer", "row 576 (fp8)", "268,435,456 B", "718 rows"),
+        *("Tails of 1,000 short requests", "(P^2/L^2)", "not the cross term", "not the reads", "90,832,896 B"),
+        *("2,906,652,672 B a decode step", "page tables of 32 requests x 2"),
+    ):
+        assert words in out
+
+
+def test_cards_on_which_not_even_the_weights_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "glm-5.3", "--gpu", "h200", "--gpus", "4", "--context", "1048576")
+    made = planned(capsys, *args, code=3)
+    assert (made["pool"]["usable_pages"], made["rank"]["left_bytes"] < 0) == (0, True)
+    assert made["contexts"][0]["fit"]["would_fit"][0] == "gpus 8 with tp 8, ep 8, dcp 2"
+    assert planned(capsys, *args[:5], "8", *args[6:], "--dcp", "2")["pool"]["fits"]
+    assert plan(*args) == 3
+    assert "fits with: gpus 8 with tp 8, ep 8, dcp 2; " in capsys.readouterr().out
