@@ -5,7 +5,7 @@ a peer's read works on: none of them has to be waited for; between two parts of 
 `PART_BYTES`, everything else on the node goes on. A peer that reads a page without a lease finds its generation moved.
 
 Nothing does this by itself. A node that has served for a while has nearly all of its pages in the tree, and an eviction
-takes no more than is wanted: too few free pages are left to be worth a move (docs/decisions/0014).
+takes no more than is wanted: too few free pages are left to be worth a move (docs/decisions/0017).
 """
 
 from __future__ import annotations
