@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.errors import PdkvError, PeerLost, TransferError
+from pdkv.ids import RequestId
 from pdkv.node.flow import together
 from pdkv.node.messages import FailurePolicy, RouterStatus, Sampling
 from tests.e2e.world import World, free_address
@@ -190,5 +192,31 @@ def test_a_node_that_reaches_no_peer_is_not_ready_until_one_is_back(world: World
         await until(lambda: world.prefill_status(prefill), lambda s: bool(s.unready), "so is a prefill node")
         assert await serving_status(prefill) == health_pb2.HealthCheckResponse.NOT_SERVING
         await prefill.stop()
+
+    world.run(body())
+
+
+def test_two_contents_live_side_by_side_behind_one_router(world: World) -> None:
+    """As while new weights are rolled out: nobody is asked to serve what it can't, and no request is lost."""
+
+    async def body() -> None:
+        nodes = await asyncio.gather(
+            *(world.start(role, f"v{seed}-{role}", seed=seed) for seed in (0, 1) for role in ("prefill", "decode"))
+        )
+        old_p, old_d, new_p, new_d = (node.address for node in nodes)
+        router = await world.start_router("v-r", f"{old_p},{new_p}", f"{old_d},{new_d}")
+        status = world.nodes.router(router.address).status
+        contents = (await until(status, lambda s: len(s.contents) == 4, "everybody has said what it is")).contents
+        assert contents[old_p] == contents[old_d] != contents[new_p] == contents[new_d]
+        request = replace(world.request(4980, LENGTH, sampling=SAMPLING), prefill_address="")
+        alone = (await world.alone(request.tokens, SAMPLING)).tokens
+        asks = [replace(request, request_id=RequestId(f"v{i}")) for i in range(8)]
+        answers = [tuple((await world.ask(ask, router)).tokens) for ask in asks]
+        assert sorted(Counter(answers).values()) == [4, 4]
+        assert answers.count(alone) == 4
+        assert (await status()).apart == {}
+        for node in nodes:
+            assert "ContractMismatch" not in node.log.read_text(), "they never met"
+        await asyncio.gather(*(node.stop() for node in (router, *nodes)))
 
     world.run(body())
