@@ -8,10 +8,10 @@ from contextlib import aclosing
 
 import pytest
 
-from pdkv.errors import DeadlineExceeded
+from pdkv.errors import DeadlineExceeded, PeerLost
 from pdkv.node import flow
 from pdkv.node.messages import Accepted, NodeIntro, PagesSealed, PrefillDone, PrefillEvent, PrefillRequest
-from tests.node.scene import Gate, Meddler, answers, gated, held, recovered, request, run, turns
+from tests.node.scene import Gate, Meddler, answers, gated, held, recovered, request, run, turns, until
 from tests.node.toy import Pair, make_pair
 
 # A prompt of 300 tokens: steps [0, 128), [128, 256), [256, 300); three announcements (2 pages, 2 pages, the tail).
@@ -97,17 +97,18 @@ class Halting(Meddler):
 
 
 class Silent(Meddler):
-    """Never answers a connect."""
+    """Doesn't answer a connect until it is given up: dialling goes on to its own end, whoever waits for it."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair, lambda event: [event])
         self.halted = asyncio.Event()
+        self.over = asyncio.Event()
         self.connect = self._connect  # type: ignore[method-assign]
 
     async def _connect(self, intro: NodeIntro) -> NodeIntro:
         self.halted.set()
-        await asyncio.Event().wait()
-        return intro
+        await self.over.wait()
+        raise PeerLost("no answer")
 
 
 WAITS: dict[str, Callable[[Pair], Halting | Silent]] = {
@@ -134,6 +135,9 @@ def test_a_wait_for_a_silent_peer_ends(where: str, how: str) -> None:
             assert asking.cancelled()
         else:
             assert isinstance(asking.exception(), DeadlineExceeded)
+        if isinstance(peer, Silent):
+            peer.over.set()
+            await until(lambda: not pair.decode.links._dialling)
         pair.directory.peers["p0"] = pair.prefill
         await recovered(pair)
 

@@ -10,7 +10,7 @@ import pytest
 from pdkv.errors import PdkvError, PeerLost, RemoteError
 from pdkv.node.messages import FailurePolicy
 from pdkv.node.stages import Stage
-from tests.node.scene import alone, answers
+from tests.node.scene import LIMIT_S, alone, answers
 from tests.node.trio import HASTY, Trio, ended, fallible, play, saved
 
 BEFORE = (Stage.QUEUED, Stage.RESERVED, Stage.ASKED, Stage.LEASED)
@@ -55,7 +55,7 @@ def test_a_prefill_node_that_is_lost(how: str, stage: Stage, policy: FailurePoli
     async def scenario(trio: Trio) -> None:
         wire = trio.wires[0]
         if how == "hangs" and stage is Stage.READING:  # the read that is posted then must not have ended
-            trio.at[Stage.ACCEPTED] = lambda: trio.pair.net.stopped.add(str(wire.node.parts.name))
+            trio.at[Stage.ACCEPTED] = lambda: trio.net.stopped.add(str(wire.node.parts.name))
         trio.on(stage, wire.die if how == "dies" else wire.stop)
         outcome = await ended(asyncio.create_task(answers(trio.decode.generate(fallible(policy)))))
         assert stage not in trio.at
@@ -148,8 +148,18 @@ def test_the_end_while_the_decode_node_computes_itself(how: str) -> None:
 
 def test_pages_of_a_read_that_was_just_posted_are_held_back_when_the_node_itself_fails() -> None:
     async def scenario(trio: Trio) -> None:
-        trio.on(Stage.ACCEPTED, lambda: trio.pair.net.stopped.add(str(trio.wires[0].node.parts.name)))
-        trio.on(Stage.READING, explode)
+        net = trio.net
+
+        def posted() -> None:
+            assert net.posted.wait(LIMIT_S)
+            explode()
+
+        def stop_reads() -> None:
+            net.stopped.add(str(trio.wires[0].node.parts.name))
+            net.posted.clear()
+
+        trio.on(Stage.ACCEPTED, stop_reads)
+        trio.on(Stage.READING, posted)
         outcome = await ended(asyncio.create_task(answers(trio.decode.generate(fallible(None)))))
         assert isinstance(outcome, RuntimeError)
         assert trio.decode.parts.manager.census()["quarantined"] >= 2

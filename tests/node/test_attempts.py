@@ -287,7 +287,7 @@ def test_when_the_last_node_fails_too_its_failure_is_told() -> None:
 def test_pages_under_a_read_without_an_end_are_replaced_and_not_waited_for() -> None:
     async def scenario(trio: Trio) -> None:
         name = str(trio.wires[0].node.parts.name)
-        trio.on(Stage.ACCEPTED, lambda: trio.pair.net.stopped.add(name))  # its reads, and then itself
+        trio.on(Stage.ACCEPTED, lambda: trio.net.stopped.add(name))  # its reads, and then itself
         trio.on(Stage.READING, trio.wires[0].stop)
         asked = fallible(FailurePolicy.RETRY)
         tokens, _ = await answers(trio.decode.generate(asked))
@@ -304,7 +304,7 @@ def test_a_pool_without_pages_for_the_replacement_ends_the_request_by_name() -> 
 
     async def scenario(trio: Trio) -> None:
         name = str(trio.wires[0].node.parts.name)
-        trio.on(Stage.ACCEPTED, lambda: trio.pair.net.stopped.add(name))
+        trio.on(Stage.ACCEPTED, lambda: trio.net.stopped.add(name))
         trio.on(Stage.READING, trio.wires[0].stop)
         with pytest.raises(CapacityError, match="held back"):
             await answers(trio.decode.generate(fallible(FailurePolicy.RETRY)))

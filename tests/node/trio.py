@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -18,7 +19,7 @@ from pdkv.node.flow import settle
 from pdkv.node.messages import FailurePolicy, GenerateDone, LeaseCall, NodeIntro, PrefillEvent, PrefillRequest
 from pdkv.node.prefill import PrefillNode, PrefillSettings
 from pdkv.node.stages import Stage
-from pdkv.transfer.backends.base import AgentName, End
+from pdkv.transfer.backends.base import AgentName, End, Side
 from pdkv.transfer.backends.loopback import LoopbackBackend, LoopbackNet
 from tests.node.scene import Gate, alone, gated, held, request, run, until
 from tests.node.toy import CHUNK, OneByOne, Pair, make_parts
@@ -36,6 +37,7 @@ class StoppableNet(LoopbackNet):
     def __init__(self) -> None:
         super().__init__()
         self.stopped: set[str] = set()
+        self.posted = threading.Event()
 
     def backend(self, name: AgentName) -> LoopbackBackend:
         super().backend(name)
@@ -44,6 +46,12 @@ class StoppableNet(LoopbackNet):
 
 class _StoppableBackend(LoopbackBackend):
     _net: StoppableNet
+
+    def post(self, local: Side, remote: Side) -> Any:
+        try:
+            return super().post(local, remote)
+        finally:
+            self._net.posted.set()
 
     def poll(self, read: Any) -> End | None:
         return None if read.source in self._net.stopped else super().poll(read)
@@ -128,6 +136,7 @@ class Trio:
     """The decode node, and the first prefill node."""
     wires: list[Wire]
     """At addresses "p0" and "p1"."""
+    net: StoppableNet
     seen: Counter[Stage] = field(default_factory=Counter)
     at: dict[Stage, Callable[[], object]] = field(default_factory=dict)
     """Done once, when the stage is reached."""
@@ -230,7 +239,7 @@ def play(
     pair = Pair(nodes[0], DecodeNode(parts, directory, settings), net, directory)
 
     async def main(_: Pair) -> None:
-        trio = Trio(pair, [Wire(node, net) for node in nodes])
+        trio = Trio(pair, [Wire(node, net) for node in nodes], net)
         made.append(trio)
         directory.peers.update({"p0": trio.wires[0], "p1": trio.wires[1]})
         _watch_reads(trio)
