@@ -45,12 +45,15 @@ class GenerateRequest(_message.Message):
     """A fault to inject, for tests; refused unless the node was started to allow it."""
     priority: _builtins.int
     on_failure: _builtins.str
+    """"fail", "retry" or "recompute"; empty: as the router or the node is set."""
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace: ...
     @_builtins.property
-    def prefill_alternates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def prefill_alternates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port, in the order in which they are turned to."""
+
     def __init__(
         self,
         *,
