@@ -1,6 +1,7 @@
 """Whatever arrives, every call ends with a status, the server lives, and no page is lost.
 
-A few hundred examples in the suite; `pytest --hypothesis-profile=fuzz tests/rpc/test_fuzz.py` takes some ten thousand.
+A few hundred examples in the suite; `pytest --hypothesis-profile=fuzz -o faulthandler_timeout=0 tests/rpc/test_fuzz.py`
+takes some ten thousand.
 """
 
 from __future__ import annotations
