@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from pdkv.ids import RequestId
+from pdkv.node.decode import DecodeSettings
 from pdkv.node.stages import Stage, no_hook
 from tests.node.scene import answers, gated, request, rested, run, until
 from tests.node.toy import Pair, make_pair
@@ -32,7 +33,7 @@ def test_prefill_hears_of_its_leases_by_the_requests_id() -> None:
         await asking
         await rested(pair)
 
-    run(scenario, make_pair(ttl_s=0.3))
+    run(scenario, make_pair(settings=DecodeSettings(prefill_addresses=("p0",), silence_s=3.0)))  # renewed each second
     stages = [stage for stage, _ in seen]
     assert stages[:2] == [Stage.LEASED, Stage.COMPUTING]
     assert stages[-2:] == [Stage.DONE, Stage.RELEASED]
