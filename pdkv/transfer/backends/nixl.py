@@ -7,8 +7,9 @@ destroyed the agent when it returns (the only thing after which nothing lands), 
 NIXL's progress thread stays off: it burns a core and slows small reads down. So `progress` has to be called every few
 milliseconds, also by a node that only serves.
 
-Not in our hands: over TCP, UCX 1.23 can abort the process that *serves* a read when its reader dies or cuts the read
-off in the middle (measured: about one such death in twenty; never over CMA).
+Not in our hands: over TCP, UCX 1.23 can abort the process that *serves* a read when its reader is killed in the middle
+of it (measured: docs/decisions/0015; never over CMA). An agent that is destroyed in order does no such harm
+(`farewell`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pdkv.errors import (
 )
 from pdkv.ids import UInt64Array
 from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Memory, Side
+from pdkv.transfer.backends.farewell import Connections
 from pdkv.transfer.backends.ucx_log import UcxLog, tcp_segments
 
 NIXL_BACKEND = "UCX"
@@ -83,7 +85,8 @@ class NixlBackend:
         self._unreachable = (binding.nixlRemoteDisconnectError, binding.nixlBackendError)
         self._own_name = name
         self._segments = tcp_segments().encode()
-        self._agent = self._new_agent(name)
+        self._connections = Connections()
+        self._agent = self._new_agent(name, self._connections)
         self._memory: Memory = "DRAM"
         self._local_row: tuple[UInt64Array, Memory] | None = None
         self._peers: dict[AgentName, _Peer] = {}
@@ -207,12 +210,13 @@ class NixlBackend:
             self.release(prepared)
         self._reads.clear()
         agent, self._agent = self._agent, None
-        _destroy(agent)
+        with self._connections.parting():
+            _destroy(agent)
         self._log.catch_up()
 
-    def _new_agent(self, name: str) -> Any:
+    def _new_agent(self, name: str, connections: Connections) -> Any:
         config = self._api.nixl_agent_config(enable_prog_thread=False, capture_telemetry=True, backends=[])
-        with _loading, self._log.listening():
+        with _loading, self._log.listening(), connections.of_agent():
             try:
                 agent = self._api.nixl_agent(name, config)
                 agent.create_backend(NIXL_BACKEND, {})
@@ -268,7 +272,7 @@ class NixlBackend:
         address, device = int(mine[0, 0]), int(mine[0, 2])
         length = min(int(mine[0, 1]), int(theirs[0, 1]))
         name = f"lane-{secrets.token_hex(8)}"
-        agent = self._new_agent(name)
+        agent = self._new_agent(name, Connections())
         try:
             agent.register_memory([(address, length, device, "")], memory)
             agent.add_remote_agent(known.metadata)

@@ -237,8 +237,8 @@ def test_closing_the_engine_is_a_fence(sources: dict[str, Source], reader: MakeR
         mine.pool.set_pages(0xAA)
     finally:
         source.signal(signal.SIGCONT)
-    # it sends what it had begun; then it goes on serving, or UCX aborts it: either way this read ends
-    assert later.read(source.served, list(range(1, LARGE))).status in (ReadStatus.DONE, ReadStatus.FAILED)
+    # it sends what it had begun, to nobody, and goes on serving
+    assert later.read(source.served, list(range(1, LARGE))).status is ReadStatus.DONE
     assert all(mine.pool.page(p) == b"\xaa" * mine.pool.fmt.page_bytes for p in range(1, LARGE))
 
 
