@@ -67,6 +67,8 @@ class ServiceConfig(BaseModel):
     """Names in certificates that may call, as patterns such as decode-*,spiffe://fleet/*; none: all of the CA."""
     allow_status: Annotated[tuple[str, ...], Listed] = ()
     """Names that may ask for the status beside those, such as router-*,admin: a router watches its nodes."""
+    allow_admin: Annotated[tuple[str, ...], Listed] = ()
+    """Names that may tell this process to drain or compact; none: nobody. In plain text everybody may."""
     calls_per_peer: Annotated[int, Field(ge=1)] = _GATE.calls_per_peer
     """Most calls of one peer (a certificate's names; in plain text an IP address) that run at once."""
     connections: Annotated[int, Field(ge=1)] = _GATE.connections
@@ -84,8 +86,9 @@ class ServiceConfig(BaseModel):
         ):
             if host in ("0.0.0.0", "[::]", "::", "*"):
                 raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
-        if self.allow_names and self.insecure:
-            raise ValueError("allow_names: only under mutual TLS; in plain text nobody has a name")
+        for field, patterns in (("allow_names", self.allow_names), ("allow_admin", self.allow_admin)):
+            if patterns and self.insecure:
+                raise ValueError(f"{field}: only under mutual TLS; in plain text nobody has a name")
         if self.allow_status and not self.allow_names:
             raise ValueError("allow_status: only with allow_names; without, all may ask")
         return self
@@ -95,7 +98,7 @@ class ServiceConfig(BaseModel):
         return security_of(ca=self.tls_ca, certificate=self.tls_certificate, key=self.tls_key, insecure=self.insecure)
 
     def gate(self) -> Gate:
-        return Gate(self.allow_names, self.allow_status, self.calls_per_peer, self.connections)
+        return Gate(self.allow_names, self.allow_status, self.allow_admin, self.calls_per_peer, self.connections)
 
 
 class NodeConfig(ServiceConfig):

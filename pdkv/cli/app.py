@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from pdkv import __version__
+from pdkv.cli.admin import compact, drain
 from pdkv.cli.demo import demo
 from pdkv.cli.generate import generate
 from pdkv.cli.help import Command, Group
@@ -60,6 +61,8 @@ app.command("rank", cls=Command)(rank)
 app.command("router", cls=Command)(router)
 app.command("generate", cls=Command)(generate)
 app.command("status", cls=Command)(status)
+app.command("drain", cls=Command)(drain)
+app.command("compact", cls=Command)(compact)
 app.command("replay", cls=Command)(replay)
 
 

@@ -19,6 +19,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.node.control import Control
     from pdkv.node.prefill import PrefillNode, PrefillSettings
     from pdkv.rpc.server import GrpcServer, Services
 
@@ -34,10 +35,14 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 _keeping(config),
             )
             node = PrefillNode(parts, settings)
-            server = GrpcServer(_endpoint(config), Services(prefill=node), config.security(), config.gate())
+            control = Control(parts.readiness, node.drain, node.compact)
+            services = Services(prefill=node, admin=control)
+            server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             # Were leases never ended, pages would never be: the node doesn't outlive its watch.
             beside = (node.watch_leases, node.keeper.run)
-            served = Served(config, server, "prefill", str(parts.name), node.drain, parts.readiness, beside)
+            served = Served(
+                config, server, "prefill", str(parts.name), node.drain, parts.readiness, control.told, beside
+            )
             with publishing(config, parts.manager):
                 await run_until_told(served, options)
         finally:
@@ -51,6 +56,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.kvcache.eviction import eviction_order
+    from pdkv.node.control import Control
     from pdkv.node.decode import DecodeNode, DecodeSettings
     from pdkv.node.group import lead
     from pdkv.node.messages import FailurePolicy
@@ -82,8 +88,13 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 keeper=_keeping(config),
             )
             node = DecodeNode(parts, directory, settings)
-            server = GrpcServer(_endpoint(config), Services(decode=node), config.security(), config.gate())
-            served = Served(config, server, "decode", str(parts.name), node.drain, parts.readiness, (node.keeper.run,))
+            control = Control(parts.readiness, node.drain, node.compact)
+            services = Services(decode=node, admin=control)
+            server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
+            beside = (node.keeper.run,)
+            served = Served(
+                config, server, "decode", str(parts.name), node.drain, parts.readiness, control.told, beside
+            )
             with publishing(config, parts.manager):
                 await run_until_told(served, options)
         finally:
@@ -97,7 +108,9 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
 
 def run_router(config: RouterConfig, options: ServeOptions) -> None:
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.node.control import Control
     from pdkv.node.messages import FailurePolicy
+    from pdkv.node.readiness import Readiness
     from pdkv.router.registry import Registry
     from pdkv.router.service import Router
     from pdkv.router.watch import Watch
@@ -110,8 +123,12 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             registry = Registry(config.prefill_addresses, config.decode_addresses)
             policy = FailurePolicy(config.on_failure) if config.on_failure else None
             router, watch = Router(registry, directory, policy), Watch(registry, directory)
-            server = GrpcServer(_endpoint(config), Services(router=router), config.security(), config.gate())
-            served = Served(config, server, "router", config.node_id, router.drain, beside=(watch.run,))
+            readiness = Readiness()
+            control = Control(readiness, router.drain)
+            services = Services(router=router, admin=control)
+            server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
+            beside = (watch.run,)
+            served = Served(config, server, "router", config.node_id, router.drain, readiness, control.told, beside)
             await run_until_told(served, options)
         finally:
             await directory.close()

@@ -62,6 +62,8 @@ class Served:
     """Refuse new requests; return when the running ones, and what they left to be read, have ended."""
     readiness: Readiness = field(default_factory=Readiness)
     """What the health service says while it serves."""
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process is to end: by a signal, or by an operator's call."""
     beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run from the first call to the last; the process doesn't outlive them."""
 
@@ -69,7 +71,7 @@ class Served:
 async def run_until_told(served: Served, options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT; a second one is left to the default, which ends the process at once."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    told = served.told
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     async with together() as group:

@@ -36,7 +36,16 @@ from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Security
 from pdkv.rpc.transport import require_address
-from pdkv.v1 import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, rank_pb2, rank_pb2_grpc, router_pb2_grpc
+from pdkv.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    decode_pb2_grpc,
+    prefill_pb2_grpc,
+    rank_pb2,
+    rank_pb2_grpc,
+    router_pb2_grpc,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +262,24 @@ class GrpcRank(_Client):
             return await getattr(stub, call)(message, timeout=checks.RANK_DEADLINE_S)
 
 
+class GrpcAdmin(_Client):
+    """An operator's calls to a node or router."""
+
+    _service = admin_pb2_grpc.AdminStub
+
+    async def drain(self, *, end: bool, wait_s: float) -> None:
+        """Returns when nothing runs there any more; raises `DeadlineExceeded` after `wait_s`, and it goes on."""
+        request = admin_pb2.DrainRequest(end=end)
+        async with self._call("Drain", request) as stub:
+            await stub.Drain(request, timeout=wait_s)
+
+    async def compact(self) -> int:
+        """Pages that were moved."""
+        request = admin_pb2.CompactRequest()
+        async with self._call("Compact", request) as stub:
+            return int((await stub.Compact(request, timeout=checks.UNARY_DEADLINE_S)).moved_pages)
+
+
 class GrpcDirectory:
     """`node.ports.PrefillDirectory` and `router.service.DecodeDirectory`: clients by address, which share channels."""
 
@@ -276,6 +303,10 @@ class GrpcDirectory:
     def rank(self, address: str) -> GrpcRank:
         """As `peer`, for a rank of a decode group."""
         return GrpcRank(address, self._channels, self._settings)
+
+    def admin(self, address: str) -> GrpcAdmin:
+        """As `peer`, for an operator's calls."""
+        return GrpcAdmin(address, self._channels, self._settings)
 
     def drop(self, address: str) -> None:
         """The next call to this address connects anew; those that run go on."""

@@ -20,6 +20,7 @@ from pdkv.errors import LimitReached, NotAuthorised
 from pdkv.rpc.security import Gate, MutualTls, Names, Security
 from pdkv.v1 import prefill_pb2
 
+ADMIN = "/pdkv.v1.Admin/"
 STATUS = "/Status"
 """Of each service: what a router's watch and an operator ask for, who need no more."""
 
@@ -71,7 +72,10 @@ class Guard:
         names = Names(*(tuple(n.decode(errors="replace") for n in facts.get(k, ())) for k in ("peer_dns", "peer_uri")))
         if facts.get("ssl_session_reused", [b""])[0] != b"false":
             raise NotAuthorised("a TLS session was resumed, which checks no certificate: connect anew", names=names)
-        patterns = self._gate.allow_names
+        if method.startswith(ADMIN) and not names.match(self._gate.allow_admin):
+            allowed = ", ".join(self._gate.allow_admin) or "nobody, unless named in allow_admin"
+            raise NotAuthorised(f"{names} may not call {method} here; allowed: {allowed}", names=names, allowed=allowed)
+        patterns = () if method.startswith(ADMIN) else self._gate.allow_names
         if patterns and method.endswith(STATUS):
             patterns += self._gate.allow_status
         if patterns and not names.match(patterns):

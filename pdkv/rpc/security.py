@@ -57,6 +57,8 @@ class Gate:
     """Patterns (`*`, `?`, `[…]`) of names in a caller's certificate; none: any certificate of the CA will do."""
     allow_status: tuple[str, ...] = ()
     """Of names that may ask for the status beside those, and do nothing else."""
+    allow_admin: tuple[str, ...] = ()
+    """Of names that may drain and compact; none: nobody may."""
     calls_per_peer: int = 1024
     """Calls of one peer that run at once. Under TLS a peer is a certificate's names, in plain text an IP address."""
     connections: int = 1024

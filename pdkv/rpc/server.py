@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pdkv.errors import PdkvError
+from pdkv.node.control import Control
 from pdkv.node.flow import deadline
 from pdkv.node.messages import (
     GenerateEvent,
@@ -30,6 +31,7 @@ from pdkv.node.messages import (
     RouterStatus,
 )
 from pdkv.node.rank import Rank
+from pdkv.rpc.admin import AdminServicer
 from pdkv.rpc.convert import common, generate, intro, prefill
 from pdkv.rpc.convert.checks import require_sendable
 from pdkv.rpc.guard import Guard
@@ -38,6 +40,8 @@ from pdkv.rpc.rank import RankServicer
 from pdkv.rpc.security import Gate, PlainText, Security
 from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
 from pdkv.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     common_pb2,
     decode_pb2,
     decode_pb2_grpc,
@@ -157,6 +161,7 @@ class Services:
     decode: DecodeService | None = None
     router: RouterService | None = None
     rank: Rank | None = None
+    admin: Control | None = None
 
 
 class GrpcServer:
@@ -192,6 +197,9 @@ class GrpcServer:
         if services.rank is not None:
             rank_pb2_grpc.add_RankServicer_to_server(RankServicer(services.rank), self._server)
             names.append(rank_pb2.DESCRIPTOR.services_by_name["Rank"].full_name)
+        if services.admin is not None:
+            admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(services.admin), self._server)
+            names.append(admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name)
         return names
 
     async def start(self) -> str:

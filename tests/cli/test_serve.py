@@ -155,3 +155,22 @@ def test_a_parent_that_has_ended_already_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "PeerLost: the process that started this one has ended" in done.stderr
+
+
+def test_an_operator_can_end_it_too() -> None:
+    script = Script()
+
+    async def serve() -> None:
+        told = asyncio.Event()
+
+        async def start() -> str:
+            script.steps.append("start")
+            told.set()
+            return "127.0.0.1:7000"
+
+        script.start = start  # type: ignore[method-assign]
+        served = Served(CONFIG, script, "router", "r0", script.drain, script.readiness, told)  # type: ignore[arg-type]
+        await run_until_told(served, SAID)
+
+    run_service(CONFIG, serve, SAID)
+    assert script.steps == [*SERVES, "drain", *ENDS]

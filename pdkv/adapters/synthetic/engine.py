@@ -86,7 +86,7 @@ class SyntheticEngine:
         last, filled = pages.array[(stop - 1) // size], (stop - 1) % size + 1
         seen = xxhash.xxh3_64(stop.to_bytes(8, "little"))
         for _, rows in self._rows:
-            seen.update(np.ascontiguousarray(rows[last, :filled]))
+            seen.update(rows[last, :filled].tobytes())
         logits = np.zeros(self._vocab_size, np.float32)
         logits[seen.intdigest() % self._vocab_size] = 1.0
         return logits

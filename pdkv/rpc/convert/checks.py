@@ -27,6 +27,8 @@ MAX_PAGES = 1 << 20
 MAX_DURATION_S = 7 * 86400.0
 UNARY_DEADLINE_S = 30.0
 """Of a call that answers once, whatever its client set."""
+ADMIN_DEADLINE_S = 3600.0
+"""Of an operator's call: a drain waits for the longest answer."""
 RANK_DEADLINE_S = 600.0
 """Of a rank's call, which computes, digests or waits: the leader's own deadlines are shorter."""
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
