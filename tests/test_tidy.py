@@ -205,7 +205,7 @@ def test_no_machine_paths() -> None:
     folders = ("pdkv", "tests", "tools", "proto", "docs", "deploy", "benchmarks", ".ci")
     files = [p for f in folders for p in (ROOT / f).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     files += [p for p in ROOT.iterdir() if p.is_file() and p.suffix in ("", ".md", ".toml", ".yaml", ".yml")]
-    texts = [p for p in files if p.suffix not in (".pyc", ".png", ".gz") and not p.name.startswith(".git")]
+    texts = [p for p in files if p.suffix not in (".pyc", ".png", ".gz", ".xz") and not p.name.startswith(".git")]
     assert _complaints(machine_path, texts) == []
 
 
