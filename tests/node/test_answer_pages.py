@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdkv.errors import BadLogits, DigestMismatch
+from pdkv.errors import BadLogits, DigestMismatch, PeerLost
 from pdkv.ids import RequestId, UInt32Array
 from pdkv.kvcache.page_hash import chain, event_ids
 from pdkv.node.decode import DecodeNode, DecodeSettings
-from pdkv.node.messages import GenerateRequest, Sampling
+from pdkv.node.messages import FailurePolicy, GenerateRequest, Sampling
 from pdkv.node.preemption import PreemptPolicy
 from tests.kvcache.test_events import Recorder
 from tests.node import grouped
@@ -157,6 +157,30 @@ def test_a_request_that_gave_way_leaves_its_answer_too(policy: PreemptPolicy, fa
         await recovered(pair)
 
     run(scenario, tight(policy, both=FACTS[facts]))
+
+
+@pytest.mark.parametrize("facts", ["none", "mtp"])
+def test_a_prompt_that_this_node_computed_itself_leaves_its_answer_too(facts: str) -> None:
+    async def scenario(pair: Pair) -> None:
+        def nobody(*_: object) -> Any:
+            raise PeerLost("nobody there")
+
+        asked = replace(request(100, name="r"), sampling=Sampling(max_tokens=40), want_logits=True)
+        connect, pair.prefill.connect = pair.prefill.connect, nobody  # type: ignore[method-assign]
+        said, done = await answers(pair.decode.generate(asked))
+        assert done.recomputed_tokens == 100
+        pair.prefill.connect = connect  # type: ignore[method-assign]
+        again = goes_on(asked, said)
+        tokens, done = await heard(pair, again)
+        assert (done.recomputed_tokens, done.shipment.pages_hit) == (0, written_pages(asked, said))
+        (one,) = in_one_process(pair, again)
+        assert tuple(t.token for t in tokens) == one.tokens
+        assert tuple(t.draft_digests for t in tokens) == one.draft_digests
+        await equal_pages(pair, again)
+        await recovered(pair)
+
+    settings = DecodeSettings(("p0",), on_failure=FailurePolicy.RECOMPUTE)
+    run(scenario, make_pair(both=FACTS[facts], settings=settings))
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
