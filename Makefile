@@ -1,4 +1,5 @@
-# Every target works from a clean checkout: it makes .venv first, and is fast once that is there.
+# Every target works from a clean checkout: it makes .venv first, and is fast once that is there. `model` needs none, but
+# spin and gcc (apt-get install spin gcc).
 # Where no CUDA is wanted, name a CPU build:
 #   make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint proto clean
+.PHONY: setup demo test lint proto model clean
 
 setup: $(STAMP)
 
@@ -35,6 +36,9 @@ lint: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python tools/make_proto.py
+
+model:
+	$(PYTHON) tests/model/check.py $(ARGS)
 
 clean:
 	rm -rf $(VENV)
