@@ -165,6 +165,8 @@ class NodeConfig(ServiceConfig):
     """Most bytes of one READ: it bounds what a fence has to give up."""
     read_deadline_s: Seconds = 30.0
     """Longest that one read may take before its pages are held back."""
+    fence_after_s: Seconds = 10.0
+    """How long pages are held back by a read without an end before its transfer agent is replaced to get them again."""
     peer_probe_s: Seconds = 5.0
     """A peer that nothing was heard of for so long is asked whether it is still there."""
     peer_lost_s: Seconds = 15.0

@@ -131,5 +131,7 @@ def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool) -> TransferEng
     for variable, value in (("UCX_TLS", config.ucx_tls), ("UCX_NET_DEVICES", config.net_devices)):
         if value:
             os.environ.setdefault(variable, value)
-    settings = TransferSettings(read_max_bytes=config.read_max_bytes, require_rdma=config.require_rdma)
+    settings = TransferSettings(
+        read_max_bytes=config.read_max_bytes, require_rdma=config.require_rdma, fence_after_s=config.fence_after_s
+    )
     return TransferEngine(backend_factory(config.backend), name, pool.map(), settings=settings)
