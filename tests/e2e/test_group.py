@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pdkv.cli.demo.fleet import NodeProcess
@@ -32,6 +34,12 @@ def test_two_ranks_answer_as_one_process(world: World) -> None:
             assert tuple(answer.tokens) == expected.tokens
             assert tuple(answer.logits_digests) == expected.logits_digests
         assert answer.whole.shipment.pages_hit == 15
+        # an answer over a page's edge is cache on both, and the next turn is computed on from it on both
+        asked = world.request(504, 188)
+        said = (await world.ask(asked, leader)).tokens
+        turn = np.concatenate((asked.tokens, np.array(said), asked.tokens[:50])).astype(np.uint32)
+        answer = await world.ask(replace(world.request(0, 1), tokens=turn), leader)
+        assert (answer.whole.shipment.pages_hit, len(answer.tokens)) == (3, 8)
         status = await world.nodes.decode(leader.address).status()
         assert at_rest(status)
         rank.kill()
