@@ -181,6 +181,12 @@ class NodeConfig(ServiceConfig):
     """First frame of published events; empty: kv@NODE_ID@MODEL, from which llm-d reads whose they are."""
     events_encoding: Literal["array", "map"] = "array"
     """Fields of an event by position, which every router reads, or by name, as vLLM and SGLang write them of late."""
+    allow_fault_injection: bool = False
+    """Let faults be put in on purpose, to show that they are found: by `fault_plan`, and on a decode node by a request
+    that damages what was read for it."""
+    fault_plan: Annotated[str, Takes("PLAN", "rules and a seed")] = ""
+    """Faults of this process, its calls and its reads, such as kill@decode.reading:nth=3,corrupt:p=0.01;seed=7; see
+    docs/faults.md."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -196,6 +202,8 @@ class NodeConfig(ServiceConfig):
             raise ValueError("rollback_tokens: 0, as with speculation it is draft_tokens")
         if self.events_replay and not self.events_address:
             raise ValueError("events_replay: only with an events_address")
+        if self.fault_plan and not self.allow_fault_injection:
+            raise ValueError("fault_plan: only with allow_fault_injection")
         return self
 
     def security(self) -> Security:
@@ -235,8 +243,6 @@ class DecodeConfig(NodeConfig):
     prefill_allow: Annotated[tuple[str, ...], Listed] = ()
     """Other prefill nodes that a request or router may name, as patterns of host:port: 10.1.*:7000, *.prefill.svc:7000,
     or * for any. Whatever is named gets the prompt and is believed about its pages."""
-    allow_fault_injection: bool = False
-    """Let a request damage what was read, to show that the damage is found."""
     queue_limit: Count = 64
     """Requests that may wait for pages; one more is refused."""
     preempt: Literal["none", "offload", "recompute"] = "none"

@@ -279,3 +279,12 @@ class RemoteError(PdkvError):
 
 class IntegrityError(PdkvError):
     """This node's own bookkeeping contradicts itself; never caused by what a peer or a user sent."""
+
+
+# --- on purpose -------------------------------------------------------------------------------------------------------
+
+
+class InjectedFault(PdkvError):
+    """Raised by a fault plan: names the stage or call."""
+
+    status = "ABORTED"

@@ -109,6 +109,7 @@ def test_every_field_says_what_it_is(cls: type[ServiceConfig]) -> None:
         (PrefillConfig, {"pool_pages": 9, "pool_bytes": 9}, "pool_pages", "not both"),
         (PrefillConfig, {"memory": "file"}, "memory_path", "only then"),
         (PrefillConfig, {"memory_path": "a"}, "memory_path", "only then"),
+        (DecodeConfig, {"fault_plan": "kill@decode.reading:nth=1"}, "fault_plan", "only with allow_fault_injection"),
         (PrefillConfig, {"draft_layers": 1}, "draft_layers", "mtp"),
         (PrefillConfig, {"draft_layers": 2, "speculation": "mtp"}, "draft_layers", "mtp"),
         (DecodeConfig, {"speculation": "mtp", "eagle_rule": "drop_page"}, "eagle_rule", "bigram"),

@@ -28,10 +28,12 @@ from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.base import NodeParts
+from pdkv.node.fault_plan import FaultPlan
 from pdkv.node.flow import Worker
 from pdkv.node.oracle import Oracle
 from pdkv.node.ports import Drafter
 from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.backends.faulty import faulty
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
 
@@ -43,6 +45,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
     """Raises `ConfigError` naming the field that can't be used."""
     if config.threads:
         torch.set_num_threads(config.threads)
+    faults = FaultPlan.parse(config.fault_plan)
     model = _synthetic_of(config) if config.engine == synthetic.ENGINE_NAME else model_of(config)
     fmt = page_format(model.shape, main_row=config.main_row)
     pool = SlotPool.create(
@@ -64,11 +67,12 @@ def build_parts(config: NodeConfig) -> NodeParts:
         pool=pool,
         manager=CacheManager(pool, order=eviction_order(config.eviction)),
         verifier=Verifier(pool, config.digest),
-        transfer=_transfer(config, name, pool),
+        transfer=_transfer(config, name, pool, faults),
         engine=engine,
         steps=Worker("engine"),
         digests=Worker("digests"),
         drafter=drafter_of(config, contract, model, engine),
+        at=faults.hook(),
     )
 
 
@@ -126,7 +130,7 @@ def _draft_facts(config: NodeConfig) -> dict[str, Any]:
     return facts
 
 
-def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool) -> TransferEngine:
+def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool, faults: FaultPlan) -> TransferEngine:
     """UCX reads its settings from the environment when the agent is made; what the operator set there wins."""
     for variable, value in (("UCX_TLS", config.ucx_tls), ("UCX_NET_DEVICES", config.net_devices)):
         if value:
@@ -134,4 +138,5 @@ def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool) -> TransferEng
     settings = TransferSettings(
         read_max_bytes=config.read_max_bytes, require_rdma=config.require_rdma, fence_after_s=config.fence_after_s
     )
-    return TransferEngine(backend_factory(config.backend), name, pool.map(), settings=settings)
+    factory = faulty(backend_factory(config.backend), faults.reads)
+    return TransferEngine(factory, name, pool.map(), settings=settings)

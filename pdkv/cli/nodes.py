@@ -58,6 +58,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.kvcache.eviction import eviction_order
     from pdkv.node.control import Control
     from pdkv.node.decode import DecodeNode, DecodeSettings
+    from pdkv.node.fault_plan import FaultPlan
     from pdkv.node.group import lead
     from pdkv.node.messages import FailurePolicy
     from pdkv.node.preemption import PreemptPolicy
@@ -87,7 +88,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 prefill_allow=config.prefill_allow,
                 keeper=_keeping(config),
             )
-            node = DecodeNode(parts, directory, settings)
+            node = DecodeNode(parts, FaultPlan.parse(config.fault_plan).directory(directory), settings)
             control = Control(parts.readiness, node.drain, node.compact)
             services = Services(decode=node, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())

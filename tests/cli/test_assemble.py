@@ -14,13 +14,15 @@ from pdkv.adapters.reference.mtp import MtpDrafter
 from pdkv.cli.assemble import build_parts, contract_of
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
 from pdkv.contract import Contract, diff, require_compatible
-from pdkv.errors import ConfigError, ContractMismatch
+from pdkv.errors import ConfigError, ContractMismatch, InjectedFault
 from pdkv.geometry.diagnose.step import DENSE_ENGINES
 from pdkv.geometry.page_layout import Group, page_format
+from pdkv.ids import RequestId
 from pdkv.kvcache.eviction import ORDERS
 from pdkv.kvcache.memory import PoolMemory
 from pdkv.node.base import NodeParts
 from pdkv.node.oracle import Oracle
+from pdkv.node.stages import Stage, no_hook
 
 OTHER_LIST = ("full", "full", "shared", "shared", "shared", "full", "shared", "full")
 
@@ -226,3 +228,15 @@ def test_a_synthetic_engine_takes_a_model_of_any_size() -> None:
 def test_a_synthetic_engine_has_no_draft_layer() -> None:
     with pytest.raises(ConfigError, match="speculation"):
         build_parts(DecodeConfig(engine="synthetic", speculation="mtp", pool_pages=3, backend="loopback"))
+
+
+def test_a_fault_plan_is_in_the_stages_and_in_the_backend() -> None:
+    with parts_of(allow_fault_injection=True, fault_plan="fail@decode.queued:nth=1,corrupt:p=0.5;seed=1") as parts:
+        with pytest.raises(InjectedFault):
+            parts.at(Stage.QUEUED, RequestId("r"))
+        parts.at(Stage.QUEUED, RequestId("r"))
+        assert parts.transfer.backend_name == "faulty loopback"
+    with pytest.raises(ConfigError, match="explode"), parts_of(allow_fault_injection=True, fault_plan="explode@x:p=1"):
+        pass
+    with parts_of() as parts:
+        assert (parts.at, parts.transfer.backend_name) == (no_hook, "loopback")

@@ -298,15 +298,15 @@ def _rule(text: str) -> FaultRule:
         raise ConfigError(f"fault plan, of in {text!r}", given["of"], ", ".join(_CHOICES))
     return FaultRule(
         kind,
-        p=_positive(text, given, "p", float, most=1.0),
-        nth=_positive(text, given, "nth", int),
-        delay_s=_positive(text, given, "s", float),
+        p=positive(text, given, "p", float, most=1.0),
+        nth=positive(text, given, "nth", int),
+        delay_s=positive(text, given, "s", float),
         of=_ALWAYS.get(kind, cast(Of, given.get("of", "pages"))),
     )
 
 
-def _positive(rule: str, given: dict[str, str], key: str, make: Callable[[str], N], most: float = math.inf) -> N:
-    """0 if it isn't there."""
+def positive(rule: str, given: dict[str, str], key: str, make: Callable[[str], N], most: float = math.inf) -> N:
+    """What a rule sets, 0 if it isn't there. Raises `ConfigError` for what is no number above 0, or above `most`."""
     if key not in given:
         return make("0")
     allowed = f"above 0 and at most {most:g}"
