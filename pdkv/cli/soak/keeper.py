@@ -67,7 +67,7 @@ class Keeper:
             post.flags = {**common, "preempt": preempt, "prefill_addresses": known}
             post.flags |= {"read_deadline_s": str(READ_DEADLINE_S), "fence_after_s": str(FENCE_AFTER_S)}
             post.flags["recompute_chunk_tokens"] = CHUNK_TOKENS
-            post.flags["cache_answers"] = False
+            post.flags["no_cache_answers"] = True  # pages of steps of one token differ in bits
         for post in (*prefills, *decodes):
             post.flags |= {"bind": post.address, "allow_fault_injection": True}
         self.prefills, self.decodes = tuple(prefills), tuple(decodes)
