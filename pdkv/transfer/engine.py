@@ -45,7 +45,7 @@ SPIN_S = 0.0002
 """Polled without a pause for so long after something moved."""
 FIRST_SLEEP_S = 0.00005
 WORK_S = 0.00005
-"""Serving that took the thread more CPU time than this moved bytes. An idle poll takes 2 µs, after a sleep up to 40."""
+"""Polling that took the thread more CPU time than this moved bytes. An idle poll takes 2 µs, after a sleep up to 40."""
 
 
 class _Pace:
@@ -208,11 +208,12 @@ class TransferEngine:
             if self._stopping and give_up_at == math.inf:
                 core.stop(CLOSED)
                 give_up_at = time.monotonic() + self._settings.close_s
-            used_s = time.thread_time()
+            # over TCP bytes move while an agent is polled, on both sides, and no read's end says so
+            began_s = time.thread_time()
             core.serve()
-            # a target over TCP sends while it polls, and no read of its own says so
-            moved = time.thread_time() - used_s > WORK_S
-            moved |= core.step(time.monotonic())
+            served_s = time.thread_time()
+            moved = core.step(time.monotonic())
+            moved |= max(served_s - began_s, time.thread_time() - served_s) > WORK_S
             now = time.monotonic()
             if moved:
                 pace.moved(now)
