@@ -15,6 +15,7 @@ from pdkv.errors import ConfigError
 from pdkv.geometry.model_config import FULL, ModelShape, WeightShape
 
 WEIGHT_DTYPES = ("fp8", "bf16")
+"""The smallest first."""
 BF16_BYTES = 2
 FLOAT32_BYTES = 4
 SCALE_BLOCK = 128

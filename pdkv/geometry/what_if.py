@@ -15,6 +15,7 @@ from pdkv.geometry.byte_ledger import GroupBytes, PoolFit, pool_fit, request_pag
 from pdkv.geometry.fleet import GPUS, WAYS, GpuMemory, Layout, RankPool, given_pool, rank_pool
 from pdkv.geometry.model_config import FULL, SHARED, ModelShape
 from pdkv.geometry.row_format import MAIN_ROWS
+from pdkv.geometry.weights import WEIGHT_DTYPES
 
 KPOOLS = (2, 4, 16)
 DCPS = (2, 4, 8)
@@ -170,8 +171,9 @@ def _remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
         return
     if memory.mem_fraction_static < 0.95:
         yield "mem fraction static 0.95", replace(setup, memory=replace(memory, mem_fraction_static=0.95))
-    if memory.weight_dtype != "fp8":
-        yield "weights fp8", replace(setup, memory=replace(memory, weight_dtype="fp8"))
+    smallest = WEIGHT_DTYPES[0]
+    if memory.weight_dtype != smallest:
+        yield f"weights {smallest}", replace(setup, memory=replace(memory, weight_dtype=smallest))
 
 
 def _larger_cards(setup: Setup, request_tokens: int) -> Iterator[str]:
