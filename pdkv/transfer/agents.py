@@ -75,14 +75,19 @@ class ReadingAgent:
             backend.close()
             raise
 
-    def link(self, peer: Peer) -> None:
-        """Make a peer's memory readable here, if it isn't. Leaves nothing behind if it raises.
+    def knows(self, peer: Peer) -> bool:
+        return peer.name in self._links
+
+    def link(self, peer: Peer) -> bool:
+        """Make a peer's memory readable here, if it isn't: True if it wasn't. Leaves nothing behind if it raises.
 
         Raises `ProtocolError` (metadata damaged or another's), `BoundsError` (memory that is not registered there),
         `PeerLost`.
         """
-        if peer.name not in self._links:
-            self._links[peer.name] = self._linked(peer)
+        if self.knows(peer):
+            return False
+        self._links[peer.name] = self._linked(peer)
+        return True
 
     def unlink(self, peer: Peer) -> None:
         """Only when none of its reads runs. Raises `TransferError` if the backend can't let it go."""

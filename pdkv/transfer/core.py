@@ -8,6 +8,7 @@ end well; `close` answers everything that is outstanding, after the agents are g
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
@@ -25,6 +26,8 @@ from pdkv.transfer.landing import LandingRows
 from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus, Unsettled
 from pdkv.transfer.rotation import Rotation
 from pdkv.transfer.tasks import OrderTask, Peer, ProbeTask, Table, Task, Ticket, Wanted
+
+logger = logging.getLogger(__name__)
 
 FENCED = "its agent was fenced off and destroyed"
 _SCRATCH = np.array([SINK_PAGE], np.int32)
@@ -243,8 +246,12 @@ class TransferCore:
         since = now - self._settings.fence_after_s
         stalled = [run.task.peer for run in self._readers.outstanding if run.task.holds(since)]
         if stalled and self._readers.start(now):
+            logger.warning(
+                "reads from %s stay unsettled: fenced off", ", ".join(sorted({str(p.name) for p in stalled}))
+            )
             for peer in stalled:
                 self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
+            return  # one slow thing a step
         self._settle(self._readers.finish(), FENCED)
 
     def _settle(self, runs: list[Run], reason: str) -> None:
@@ -253,15 +260,21 @@ class TransferCore:
             run.task.ended(run.wanted, End(EndState.FAILED, reason), run.post_s)
 
     def _post(self) -> bool:
-        """At most one read a peer and step: over a lane where the caller copies, posting is the whole copy."""
+        """At most one read a peer and step: over a lane where the caller copies, posting is the whole copy.
+
+        At most one peer a step is made known to a new agent, which takes some 10 ms.
+        """
         served: list[Peer] = []
+        linked = False
         for task in tuple(self._tasks):
             peer = task.peer
             if task.failure or peer.running >= self._settings.reads_per_peer or any(p is peer for p in served):
                 continue
             agent = self._readers.current()
+            if not agent.knows(peer) and linked:
+                continue
             try:
-                agent.link(peer)
+                linked |= agent.link(peer)
             except PdkvError as error:
                 # after a rotation: it was known to the agent before
                 self._lose(peer, str(error))

@@ -161,6 +161,21 @@ def test_fences_keep_their_distance() -> None:
     assert pair.sink.status(0.0).rotations == 2
 
 
+def test_peers_come_to_the_new_agent_one_a_step() -> None:
+    """Each takes some milliseconds; reads that run must not wait for all of them together."""
+    pair = Stalled()
+    others = [pair.healthy, *(pair.other(f"healthy-{i}", seed=i) for i in (3, 4))]
+    pair.done(pair.settled, later_s=DUE_S)
+    agent = pair.sink._readers.current()
+    reads = [pair.read_from(other, [p], [p]) for p, other in enumerate(others, start=5)]
+    known = []
+    while not all(r.done() for r in reads):
+        pair.step(later_s=DUE_S)
+        known.append(sum(agent.knows(pair.sink.peers[name]) for name, _ in others))
+    assert known[:3] == [1, 2, 3]
+    assert {r.result().status for r in reads} == {ReadStatus.DONE}
+
+
 def test_who_reads_from_here_is_not_cut_off() -> None:
     """The agent that serves outlives every fence."""
     pair = Stalled()
