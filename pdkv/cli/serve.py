@@ -28,6 +28,8 @@ from pdkv.rpc.server import GrpcServer
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
+LAST_WORDS_S = 1.0
+"""For the statuses of calls that have ended to be sent; it takes no longer than they do."""
 
 
 def die_with(parent: int) -> None:
@@ -103,10 +105,11 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
     try:
         async with deadline(config.drain_grace_s, "draining"):
             await served.drain()
+            await server.calls_ended()
     except DeadlineExceeded as error:
         log.warning("%s: what is left is cancelled", error)
     await server.end_calls(Draining(f"{served.name} has ended", node=served.name))
-    await server.stop(0.0)
+    await server.stop(LAST_WORDS_S)
 
 
 async def _say(served: Served, unready: str) -> None:

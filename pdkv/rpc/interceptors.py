@@ -40,6 +40,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._running: set[asyncio.Task[Any]] = set()
         self._last_word: PdkvError | None = None
 
+    async def ended(self) -> None:
+        """Returns when no call runs: what a node has finished may still be on its way to the caller."""
+        while running := set(self._running):
+            await asyncio.wait(running)
+
     async def end(self, error: PdkvError) -> None:
         """Calls that run end now, with `error`, as do those that still come. Returns when the former have ended."""
         self._last_word = error

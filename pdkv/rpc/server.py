@@ -216,6 +216,10 @@ class GrpcServer:
         for name in ("", *self._names):
             await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
 
+    async def calls_ended(self) -> None:
+        """Returns when no call runs: all that was said has been written."""
+        await self._calls.ended()
+
     async def end_calls(self, error: PdkvError) -> None:
         """Calls that run end now, with `error`, as do new ones. What is cancelled by `stop` ends without a reason."""
         await self._calls.end(error)

@@ -25,7 +25,8 @@ CONFIG = RouterConfig(
 )
 SAID = ServeOptions(json=True, exit_with=None)
 SERVES = ("start", "serving False")
-ENDS = ("Draining: r0 has ended", "stop 0")
+CUT = ("Draining: r0 has ended", "stop 1")
+ENDS = ("calls ended", *CUT)
 
 
 @dataclass
@@ -54,6 +55,9 @@ class Script:
                 await asyncio.Event().wait()
             finally:
                 self.steps.append("drain cancelled")
+
+    async def calls_ended(self) -> None:
+        self.steps.append("calls ended")
 
     async def end_calls(self, error: PdkvError) -> None:
         self.steps.append(f"{error.kind}: {error}")
@@ -95,7 +99,7 @@ def test_what_does_not_end_within_the_grace_is_cut_off(caplog: pytest.LogCapture
     script = Script(drains=False)
     with caplog.at_level("INFO"):
         script.run(drain_grace_s=0.01)
-    assert script.steps == [*SERVES, "drain", "drain cancelled", *ENDS]
+    assert script.steps == [*SERVES, "drain", "drain cancelled", *CUT]
     assert "draining did not end within 0.01 s: what is left is cancelled" in caplog.text
 
 

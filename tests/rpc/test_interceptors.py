@@ -76,6 +76,24 @@ def test_a_server_that_ends_says_why_in_each_call() -> None:
     run(body)
 
 
+def test_what_was_said_is_written_before_calls_have_ended() -> None:
+    async def body() -> None:
+        stream = Stream(samples.ACCEPTED, hangs=True)
+        async with serving(FakePrefill(stream)) as (server, directory):
+            await server.calls_ended()
+            running = asyncio.create_task(failure(directory.peer(server.address).prefill(samples.prefill_request())))
+            await soon(stream.waiting)
+            ended = asyncio.create_task(server.calls_ended())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not ended.done()
+            await server.end_calls(Draining("p0 has ended"))
+            await ended
+            assert (await running)[0] == [samples.ACCEPTED]
+
+    run(body)
+
+
 def test_a_client_that_goes_away_is_not_told() -> None:
     async def body() -> None:
         stream = Stream(samples.ACCEPTED, hangs=True)
