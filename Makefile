@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint proto model clean
+.PHONY: setup demo test lint proto soak model clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ lint: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python tools/make_proto.py
+
+soak: $(STAMP)
+	$(BIN)/pdkv soak $(ARGS)
 
 model:
 	$(PYTHON) tests/model/check.py $(ARGS)

@@ -21,6 +21,7 @@ from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
 from pdkv.cli.rank import rank
 from pdkv.cli.replay import replay
+from pdkv.cli.soak import soak
 from pdkv.cli.status import status
 from pdkv.errors import PdkvError
 
@@ -64,6 +65,7 @@ app.command("status", cls=Command)(status)
 app.command("drain", cls=Command)(drain)
 app.command("compact", cls=Command)(compact)
 app.command("replay", cls=Command)(replay)
+app.command("soak", cls=Command)(soak)
 
 
 def run(args: Sequence[str] | None = None) -> None:
