@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from pdkv.cli.app import run
+from pdkv.replay import run as run_module
 from tests.replay.test_trace import SLICE
 
 TRACE = str(SLICE)
@@ -26,6 +28,17 @@ def object_of(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     assert err == ""
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+def test_the_collector_leaves_the_trace_alone_while_runs_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[int] = []
+    replay = run_module.replay
+    monkeypatch.setattr(run_module, "replay", lambda *given: (kept.append(gc.get_freeze_count()), replay(*given))[1])
+    object_of(capsys, "--pages", "80000", "--limit", "3")
+    assert kept[0] > 1000
+    assert gc.get_freeze_count() == 0
 
 
 def test_one_run(capsys: pytest.CaptureFixture[str]) -> None:
