@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -25,7 +27,18 @@ FENCE_AFTER_S = 3.0
 STOPPED_S = (0.5, 8.0)
 """Shorter and longer than a lease."""
 AT_ANY_TIME = "any time"
-PROCESS_FAULTS = ("kill", "stop", "fail", "delay")
+DEEDS = ("kill", "stop", "fail", "delay")
+MILD_PER_LIFE = 4
+RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED)
+"""Reached by few requests: a fault there strikes the first."""
+SPRINKLED = {
+    "decode": "drop@renew_lease:p=0.05,duplicate@renew_lease:p=0.05,drop@release_lease:p=0.05,"
+    "duplicate@release_lease:p=0.1,drop@prefill:p=0.01,duplicate@prefill:p=0.02,delay@prefill:p=0.05:s=0.2,"
+    "corrupt:p=0.01,stale:p=0.01,fail:p=0.01,lose:p=0.003,hang:p=0.003,delay:p=0.03:s=0.1",
+    "prefill": "fail:p=0.05:of=probes",
+}
+"""In every life: messages lost and repeated, and bad reads."""
+READ_FAULT = re.compile(r"fault on purpose: (\w+), (\w+) read")
 Flags = dict[str, str | int | bool]
 
 
@@ -50,7 +63,7 @@ class Keeper:
         self._report = report
         self._say = say
         self._rng = Random(f"{seed} faults")
-        self._planned: dict[tuple[str, str], int] = {}
+        self._planned: Counter[tuple[str, str]] = Counter()
         self._loop_tasks: set[asyncio.Task[None]] = set()
         self._ordered: set[int] = set()
         """Processes that were killed on purpose, by pid."""
@@ -136,18 +149,25 @@ class Keeper:
                     self._report.notes.append(f"{post.name} ended with {code} when told to: {self._last_words(post)}")
 
     def _plan(self, post: Post) -> str:
-        """A death or two at the stages that had fewest so far, and a sprinkle of milder faults."""
-        stages = [stage.value for stage in Stage if stage.value.startswith(post.role)]
+        """A death and some milder faults, at the stages that had fewest of them so far."""
+        rules = [self._rule(post, ("kill",))]
+        rules += [self._rule(post, ("stop", "fail", "delay")) for _ in range(MILD_PER_LIFE)]
+        return f"{','.join(rules)},{SPRINKLED[post.role]};seed={self._rng.randrange(1 << 30)}"
+
+    def _rule(self, post: Post, deeds: tuple[str, ...]) -> str:
+        stages = [stage for stage in Stage if stage.value.startswith(post.role)]
         deed, stage = min(
-            ((kind, stage) for kind in ("kill", "stop", "fail", "delay") for stage in stages),
-            key=lambda pair: (self._report.faults[pair] + self._planned.get(pair, 0), self._rng.random()),
+            ((deed, stage) for deed in deeds for stage in stages),
+            key=lambda pair: (self._report.faults[pair] + self._planned[pair], self._rng.random()),
         )
-        self._planned[deed, stage] = self._planned.get((deed, stage), 0) + 1
-        nth = self._rng.randint(2, 12)
-        return f"{deed}@{stage}:nth={nth};seed={self._rng.randrange(1 << 30)}"
+        self._planned[deed, stage.value] += 1
+        nth = 1 if stage in RARE else self._rng.randint(1, 12)
+        return f"{deed}@{stage.value}:nth={nth}" + (":s=0.3" if deed == "delay" else "")
 
     def _heard(self, post: Post, line: str) -> None:
         """A node says which fault it is about to suffer, on a line of its own."""
+        if read := READ_FAULT.search(line):
+            self._report.faults[read[1], f"read of {read[2]}"] += 1
         if not line.startswith('{"fault"'):
             return
         said = json.loads(line)

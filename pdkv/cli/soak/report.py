@@ -83,10 +83,10 @@ def coverage_table(report: SoakReport) -> Table:
     """Fault by stage of a request's life: how often it was injected there."""
     kinds = sorted({kind for kind, _ in report.faults})
     table = Table("stage", *kinds, box=SIMPLE_HEAD, title="Faults injected", title_justify="left")
-    for stage in [*(stage.value for stage in Stage), "any time"]:
-        counts = [report.faults[kind, stage] for kind in kinds]
-        if stage != "any time" or any(counts):
-            table.add_row(stage, *(str(n or "·") for n in counts))
+    stages = [stage.value for stage in Stage]
+    others = sorted({place for _, place in report.faults} - set(stages))
+    for place in [*stages, *others]:
+        table.add_row(place, *(str(report.faults[kind, place] or "·") for kind in kinds))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from pdkv.cli.soak.keeper import AT_ANY_TIME, Keeper
 from pdkv.cli.soak.report import SoakReport
+from pdkv.node.fault_plan import FaultPlan
 from pdkv.node.stages import Stage
 
 
@@ -91,12 +93,27 @@ def test_a_kill_in_peace_is_a_fault_too(tmp_path: Path) -> None:
 
 
 def test_each_life_gets_the_fault_that_had_fewest(tmp_path: Path) -> None:
-    nursery = Nursery(tmp_path, *[-signal.SIGKILL] * 23)
-    nodes, _ = keeper(nursery)
-    asyncio.run(kept(nodes, 24))
-    plans = [flags["fault_plan"].partition(":")[0] for flags in nursery.flags]
     stages = [stage.value for stage in Stage if stage.value.startswith("prefill")]
-    assert sorted(plans) == sorted(f"{kind}@{stage}" for kind in ("kill", "stop", "fail", "delay") for stage in stages)
+    nursery = Nursery(tmp_path, *[-signal.SIGKILL] * (len(stages) - 1))
+    nodes, _ = keeper(nursery)
+    asyncio.run(kept(nodes, len(stages)))
+    plans = [process_faults(flags["fault_plan"]) for flags in nursery.flags]
+    assert sorted(plan[0] for plan in plans) == sorted(f"kill@{stage}" for stage in stages)
+    mild = Counter(rule for plan in plans for rule in plan[1:])
+    assert set(mild) == {f"{kind}@{stage}" for kind in ("stop", "fail", "delay") for stage in stages}
+    assert max(mild.values()) - min(mild.values()) <= 1
+
+
+def process_faults(text: str) -> list[str]:
+    """What it does at which stage; the plan is one that a node takes."""
+    FaultPlan.parse(text)
+    rules = [rule.partition(":")[0] for rule in text.partition(";")[0].split(",")]
+    return [rule for rule in rules if rule.partition("@")[2] in set(Stage)]
+
+
+def test_a_decode_nodes_plan_is_one_that_it_takes(tmp_path: Path) -> None:
+    nodes, _ = keeper(Nursery(tmp_path))
+    assert len(process_faults(nodes._plan(nodes.decodes[0]))) == 5
 
 
 def test_what_a_node_says_of_its_fault_is_counted(tmp_path: Path) -> None:
@@ -107,7 +124,12 @@ def test_what_a_node_says_of_its_fault_is_counted(tmp_path: Path) -> None:
         nodes._heard(post, "an ordinary line")
         nodes._heard(post, '{"fault": "stop", "stage": "prefill.sealed", "count": 1}')
         nodes._heard(post, '{"fault": "lose", "read": 3}')
-        assert report.faults == {("stop", "prefill.sealed"): 1, ("lose", AT_ANY_TIME): 1}
+        nodes._heard(post, "12:00 WARNING p0 pdkv: fault on purpose: corrupt, pages read 3, from d0#1")
+        assert report.faults == {
+            ("stop", "prefill.sealed"): 1,
+            ("lose", AT_ANY_TIME): 1,
+            ("corrupt", "read of pages"): 1,
+        }
         assert report.stops == 1
         for task in nodes._loop_tasks:
             task.cancel()
