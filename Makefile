@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint proto soak model clean
+.PHONY: setup demo test lint proto soak sim model clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,10 @@ soak: $(STAMP)
 
 model:
 	$(PYTHON) tests/model/check.py $(ARGS)
+
+# fewer: make sim ARGS="--seeds 2000"; again: make sim ARGS="--replay SEED --verbose"
+sim: $(STAMP)
+	$(BIN)/python -m tests.simulation --seeds 20000 --jobs 2 $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -1,0 +1,326 @@
+"""Reads between processes as a NIC does them: in pieces over time, from whatever stands in the memory by then.
+
+Guarantees: a read's pieces are copied one by one, in a drawn order, so that a source page may change amid a read; what
+was promised of a destination is checked when it is written: it still belongs to the read or is held back, and no other
+read writes there. A read whose end nobody saw goes on writing until its agent is closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pdkv.errors import BoundsError, ProtocolError
+from pdkv.ids import UInt64Array
+from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Memory, Prepared, Side
+from tests.simulation.world import Process, World
+
+ANYBODY = -1
+"""Who may write to the sink page."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFault:
+    """What becomes of the next data read of an agent."""
+
+    kind: str
+    """fail, lose, late, hang, corrupt-main or corrupt-index."""
+    seconds: float = 0.0
+    """How long it takes, if not as long as others."""
+    of_rows: bool = False
+    """Of the next read of page-table rows, not of data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _List:
+    owner: str
+    base: UInt64Array
+    lengths: UInt64Array
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """A posted read: `left` of its pieces are still to be copied."""
+
+    source: str
+    local: list[int]
+    remote: list[int]
+    lengths: list[int]
+    fault: ReadFault | None
+    left: list[int]
+    claims: list[int] = field(default_factory=list)
+    """Who had the destination pages when it was posted; empty for other memory."""
+    end: End | None = None
+    corrupted: bool = False
+    survives: bool = False
+    """Its source's process died unnoticed: it goes on from the memory of the next one at that place."""
+
+
+class Watch:
+    """What a node tells the fabric about its memory, for the laws; without one nothing is checked."""
+
+    def claims(self, address: int) -> int | None:
+        """Who may have a page's bytes at this address; None for memory that isn't the pool's."""
+        return None
+
+    def corrupted(self, address: int) -> None:
+        """A fault has put a wrong bit there."""
+
+
+class Fabric:
+    """Agents by name, and the reads that run between them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.agents: dict[str, SimulatedBackend] = {}
+        self.scripts: dict[str, list[ReadFault]] = {}
+        """By node: what becomes of its next data reads."""
+        self.slow_until: dict[str, float] = {}
+        """By node: its reads take long."""
+        self.amid: dict[str, Callable[[], None]] = {}
+        """By node: what is to happen amid its next data read."""
+        self._graves: dict[str, SimulatedBackend] = {}
+        """Agents whose process died."""
+        self._heirs: dict[str, str] = {}
+        """By the agent that died: that of the node's next life."""
+
+    def script(self, node: str, fault: ReadFault) -> None:
+        self.scripts.setdefault(node, []).append(fault)
+
+    def of(self, process: Process) -> list[SimulatedBackend]:
+        return [agent for agent in self.agents.values() if agent.process is process]
+
+    def lost(self, process: Process) -> None:
+        """What it reads goes nowhere, and reads from it end one way or another."""
+        unnoticed = self.world.chance(0.3)
+        for gone in self.of(process):
+            gone.close()
+            self._graves[gone.agent] = gone
+            for reader in self.agents.values():
+                for read in reader.running:
+                    if read.source == gone.agent and read.end is None:
+                        read.survives = unnoticed
+                        if not unnoticed:
+                            self.world.after(self.world.between(0.0005, 0.02), reader.source_lost, read)
+
+    def inherit(self, agent: str, heir: str) -> None:
+        """The next life of the node has its memory where the one before had it."""
+        self._heirs[agent] = heir
+
+    def address(self, read: Read, piece: int) -> int | None:
+        """Where a piece is read from; None while nothing is there."""
+        remote = read.remote[piece]
+        if read.source in self.agents:
+            return remote
+        heir, grave = self.agents.get(self._heirs.get(read.source, "")), self._graves.get(read.source)
+        if heir is None or grave is None:
+            return None
+        for (old, length), (new, _) in zip(grave.regions, heir.regions, strict=True):
+            if old <= remote < old + length:
+                return new + remote - old
+        return None
+
+
+class SimulatedBackend:
+    """`transfer.backends.base.Backend` in a world."""
+
+    def __init__(self, fabric: Fabric, process: Process, name: str) -> None:
+        if name in fabric.agents:
+            raise ProtocolError(f"an agent named {name} is there already")
+        self.fabric = fabric
+        self.world = fabric.world
+        self.process = process
+        self.agent = name
+        self.regions: list[tuple[int, int]] = []
+        self.running: list[Read] = []
+        self.watch = Watch()
+        self.moved: Callable[[], None] = lambda: None
+        """Called when a read has ended."""
+        self.closed = False
+        self._peers: dict[str, list[tuple[int, int]]] = {}
+        fabric.agents[name] = self
+
+    # --- the port -------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return "simulated"
+
+    def register(self, address: int, length: int, memory: Memory, device: int) -> None:
+        self.regions.append((address, length))
+
+    def metadata(self) -> bytes:
+        return json.dumps({"agent": self.agent, "regions": self.regions}).encode()
+
+    def add_peer(self, peer: AgentName, metadata: bytes) -> None:
+        try:
+            content = json.loads(metadata)
+            agent, regions = content["agent"], [(int(a), int(n)) for a, n in content["regions"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"metadata of {peer} can't be read: {error}") from error
+        if agent != peer:
+            raise ProtocolError(f"metadata of {agent} came for {peer}", have=agent, expected=peer)
+        self._peers[peer] = regions
+
+    def remove_peer(self, peer: AgentName) -> None:
+        under = [r for r in self.running if r.source == peer and r.end is None]
+        self.world.require(not under, f"{self.agent}: {peer} was removed under a read")
+        self._peers.pop(peer, None)
+
+    def prepare(self, peer: AgentName | None, table: UInt64Array, memory: Memory) -> Prepared:
+        regions = self.regions if peer is None else self._peers[peer]
+        bases, lengths = [], []
+        for address, length, _, stride, count in table.tolist():
+            end = address + (count - 1) * stride + length
+            if not any(start <= address and end <= start + size for start, size in regions):
+                raise BoundsError("descriptors", f"[{address}, {end})", "registered memory")
+            bases.append(np.uint64(address) + np.arange(count, dtype=np.uint64) * np.uint64(stride))
+            lengths.append(np.full(count, length, np.uint64))
+        return _List(peer or self.agent, np.concatenate(bases), np.concatenate(lengths))
+
+    def release(self, prepared: Prepared) -> None:
+        return None
+
+    def post(self, local: Side, remote: Side) -> Read:
+        mine, theirs = local.prepared, remote.prepared
+        assert isinstance(mine, _List)
+        assert isinstance(theirs, _List)
+        to = mine.base[local.indices].tolist()
+        claims = [self.watch.claims(address) for address in to]
+        to_sink = claims[0] == ANYBODY
+        read = Read(
+            source=theirs.owner,
+            local=to,
+            remote=theirs.base[remote.indices].tolist(),
+            lengths=theirs.lengths[remote.indices].tolist(),
+            fault=None if to_sink else self._fault(of_rows=claims[0] is None),
+            left=list(range(len(to))),
+            claims=[c for c in claims if c is not None],
+        )
+        self._require_sole_writer(read)
+        self.running.append(read)
+        if read.source in self.fabric.agents:
+            self._schedule(read)
+        else:
+            self.world.after(self.world.between(0.0001, 0.02), self.source_lost, read)
+        return read
+
+    def poll(self, read: object) -> End | None:
+        assert isinstance(read, Read)
+        return read.end
+
+    def progress(self) -> None:
+        return None
+
+    def lane(self, peer: AgentName) -> Lane:
+        return Lane("simulated", "virtual time") if peer in self._peers else UNKNOWN_LANE
+
+    def close(self) -> None:
+        self.closed = True
+        self.fabric.agents.pop(self.agent, None)
+        self.running.clear()
+
+    # --- how a read goes ------------------------------------------------------------------------------------------
+
+    def _require_sole_writer(self, read: Read) -> None:
+        if read.claims and read.claims[0] == ANYBODY:
+            return
+        for other in self.running:
+            if other.left:
+                there = {other.local[i] for i in other.left}
+                self.world.require(there.isdisjoint(read.local), f"{self.agent}: two reads write to the same bytes")
+
+    def _fault(self, *, of_rows: bool) -> ReadFault | None:
+        script = self.fabric.scripts.get(self.process.name, [])
+        fault = next((fault for fault in script if fault.of_rows is of_rows), None)
+        if fault is not None:
+            script.remove(fault)
+        return fault
+
+    def _schedule(self, read: Read) -> None:
+        """Its pieces in a drawn order, in up to three bursts; then its end."""
+        world, kind = self.world, read.fault.kind if read.fault else ""
+        slow = self.fabric.slow_until.get(self.process.name, 0.0) > world.now
+        took = world.between(0.05, 0.6) if slow else world.between(0.0002, 0.004)
+        if read.fault is not None and read.fault.seconds:
+            took = read.fault.seconds
+        if read.claims and read.claims[0] != ANYBODY and (deed := self.fabric.amid.pop(self.process.name, None)):
+            world.after(world.between(0.0, took), deed)
+        order = read.left.copy()
+        if len(order) > 1:
+            world.random.shuffle(order)
+        bursts = min(len(order), 1 + int(world.random.random() * 3))
+        at = sorted(world.random.random() * took for _ in range(bursts))
+        edges = [len(order) * i // bursts for i in range(bursts + 1)]
+        known = int(world.random.random() * bursts) if kind in ("fail", "lose", "hang") else bursts
+        for number, when in enumerate(at):
+            part = order[edges[number] : edges[number + 1]]
+            if number < known:
+                world.after(when, self._land, read, part)
+            elif kind != "fail":
+                # nobody knows of them any more, but they are still on their way
+                world.after(took + world.between(0.0, 8.0), self._land, read, part)
+        if kind != "hang":
+            world.after(took, self._end, read)
+
+    def _land(self, read: Read, part: list[int]) -> None:
+        if self.closed or not read.left:
+            return
+        places = [self.fabric.address(read, piece) for piece in part]
+        if None in places:
+            if read.survives:
+                self.world.after(0.05, self._land, read, part)
+            return
+        for piece, place in zip(part, places, strict=True):
+            if read.claims:
+                has = self.watch.claims(read.local[piece])
+                self.world.require(
+                    has == read.claims[piece], f"{self.agent}: a read of {read.source} writes to a page it lost"
+                )
+            ctypes.memmove(read.local[piece], place, read.lengths[piece])
+            read.left.remove(piece)
+        if read.fault is not None and read.fault.kind.startswith("corrupt") and not read.corrupted:
+            self._corrupt(read, part[0], read.fault.kind)
+        if read.end is not None and not read.left:
+            self.running.remove(read)
+
+    def _corrupt(self, read: Read, piece: int, kind: str) -> None:
+        """One bit: of main KV, which is the first two thirds of a page, or of index-K."""
+        length = read.lengths[piece]
+        at = int(self.world.random.random() * length / 3)
+        ctypes.c_uint8.from_address(read.local[piece] + (at if kind == "corrupt-main" else length - 1 - at)).value ^= 64
+        read.corrupted = True
+        self.watch.corrupted(read.local[piece])
+
+    def _end(self, read: Read) -> None:
+        if self.closed or read.end is not None:
+            return
+        kind = read.fault.kind if read.fault else ""
+        if kind == "fail":
+            self._over(read, End(EndState.FAILED, "simulated failure"), landing=False)
+        elif kind == "lose":
+            self._over(read, End(EndState.LOST, "simulated loss"), landing=True)
+        elif read.left:
+            self.world.after(0.05, self._end, read)
+        else:
+            self._over(read, End(EndState.DONE, bytes=sum(read.lengths), descriptors=len(read.lengths)), landing=False)
+
+    def source_lost(self, read: Read) -> None:
+        """The process at the other end has died: the read fails, or ends without anybody knowing what still lands."""
+        if self.closed or read.end is not None:
+            return
+        lost = self.world.chance(0.5)
+        state = EndState.LOST if lost else EndState.FAILED
+        self._over(read, End(state, f"{read.source} is gone", disconnected=True), landing=lost)
+
+    def _over(self, read: Read, end: End, *, landing: bool) -> None:
+        read.end = end
+        if not landing:
+            read.left = []
+        if not read.left:
+            self.running.remove(read)
+        self.moved()

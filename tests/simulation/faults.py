@@ -1,0 +1,383 @@
+"""What goes wrong, and when: faults aimed at the stages of a request's life.
+
+Guarantees: a plan is drawn from its seed before the run begins, so that a changed product meets the same plan; a fault
+is counted where it was injected, by kind and stage; every kind can be injected at every stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pdkv.errors import CapacityError
+from pdkv.ids import PageHashes, RequestId
+from pdkv.node.messages import NodeIntro, PagesSealed, PrefillDone
+from pdkv.node.stages import Stage
+from tests.simulation.fabric import ReadFault
+from tests.simulation.network import KEEPALIVE_S
+from tests.simulation.nodes import Fleet, Life
+from tests.simulation.world import Killed
+
+GRACE_S = 4.0
+"""Of a drain."""
+RARE = (Stage.RENEWED, Stage.RECOMPUTING)
+"""Stages that few requests reach: aimed at more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The fault `kind` when `stage` is reached for the `nth` time, anywhere."""
+
+    kind: str
+    stage: Stage
+    nth: int
+
+
+def draw(rng: random.Random, count: int) -> list[Planned]:
+    kinds, stages = sorted(KINDS), [*Stage, *RARE, *RARE]
+    plan = []
+    for _ in range(count):
+        stage = rng.choice(stages)
+        plan.append(Planned(rng.choice(kinds), stage, 1 if stage in RARE else 1 + int(rng.expovariate(0.5))))
+    return plan
+
+
+class Faults:
+    """Carries a plan out."""
+
+    def __init__(self, fleet: Fleet, plan: list[Planned]) -> None:
+        self.fleet = fleet
+        self.world = fleet.world
+        self.hits: Counter[tuple[str, str]] = Counter()
+        self.abort: Callable[[Life, RequestId], None] = lambda life, request: None
+        """Lets the client of a request go."""
+        self.peer_of: Callable[[Life, RequestId], str] = lambda life, request: ""
+        """The other node of a request."""
+        self.wrong_accounts: list[PrefillDone] = []
+        """As they arrived."""
+        self.calm = False
+        """No more faults."""
+        self._plan = {(p.stage, p.nth): p.kind for p in plan}
+        self._reached: Counter[Stage] = Counter()
+        self._garble: dict[str, list[Callable[[Any], Any]]] = {}
+        """By sender: what becomes of its next messages."""
+
+    def at(self, life: Life, stage: Stage, request: RequestId) -> None:
+        """A stage is reached."""
+        if self.calm:
+            return
+        self._reached[stage] += 1
+        kind = self._plan.get((stage, self._reached[stage]))
+        if kind is None:
+            return
+        self.hits[kind, stage.value] += 1
+        self.world.note("fault", kind, life.process.name, stage.value, request)
+        peer = self.fleet.lives[self.peer_of(life, request)]
+        KINDS[kind](self, life, peer, request)
+
+    # --- processes ------------------------------------------------------------------------------------------------
+
+    def kill(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._kill(life)
+        raise Killed
+
+    def kill_peer(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._kill(peer)
+
+    def stop(self, life: Life, peer: Life, request: RequestId) -> None:
+        seconds = self.world.random.choice((0.05, 0.4, 2.0, KEEPALIVE_S + 3.0))
+        life.process.stop_for(seconds)
+        self.fleet.network.stopped(life.process.name, seconds)
+
+    def stop_peer(self, life: Life, peer: Life, request: RequestId) -> None:
+        self.stop(peer, life, request)
+
+    def clock_jump(self, life: Life, peer: Life, request: RequestId) -> None:
+        life.process.jump(self.world.random.choice((0.3, 2.0, 30.0)))
+
+    def clock_jump_peer(self, life: Life, peer: Life, request: RequestId) -> None:
+        self.clock_jump(peer, life, request)
+
+    def slow_steps(self, life: Life, peer: Life, request: RequestId) -> None:
+        for worker in life.workers:
+            worker.executor.slow_until = self.world.now + 1.5
+
+    def bad_logits(self, life: Life, peer: Life, request: RequestId) -> None:
+        life.parts.engine.bad_logits += 1
+
+    def drain(self, life: Life, peer: Life, request: RequestId) -> None:
+        """As by SIGTERM: what runs may end, new requests are refused; then the next life begins."""
+        if not life.node.draining:
+            life.process.create_task(self._drained(life))
+
+    def drain_peer(self, life: Life, peer: Life, request: RequestId) -> None:
+        if peer.alive and peer.node is not None:
+            self.drain(peer, life, request)
+
+    def compact(self, life: Life, peer: Life, request: RequestId) -> None:
+        """Cached pages are moved about, on both nodes."""
+        for one in (life, peer):
+            if one.alive and one.node is not None:
+                one.process.create_task(one.node.compact())
+
+    def other_weights(self, life: Life, peer: Life, request: RequestId) -> None:
+        """The peer's next life has another model, until the faults are over."""
+        self._kill(peer, weights="others")
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def partition(self, life: Life, peer: Life, request: RequestId) -> None:
+        seconds = self.world.random.choice((0.1, 1.0, 4.0, KEEPALIVE_S + 2.0))
+        self.fleet.network.cut(life.process.name, peer.process.name, seconds)
+
+    def half_open(self, life: Life, peer: Life, request: RequestId) -> None:
+        seconds = self.world.random.choice((0.1, 1.0, 4.0, KEEPALIVE_S + 2.0))
+        ends = [life.process.name, peer.process.name]
+        self.world.random.shuffle(ends)
+        self.fleet.network.cut(ends[0], ends[1], seconds, both=False)
+
+    def drop(self, life: Life, peer: Life, request: RequestId) -> None:
+        a, b = life.process.name, peer.process.name
+        self.fleet.network.link(*((a, b) if self.world.chance(0.5) else (b, a))).drop += 1
+
+    def duplicate(self, life: Life, peer: Life, request: RequestId) -> None:
+        a, b = life.process.name, peer.process.name
+        self.fleet.network.link(a, b).duplicate += 1
+        self.fleet.network.link(b, a).duplicate += 1
+
+    def reorder(self, life: Life, peer: Life, request: RequestId) -> None:
+        for a, b in ((life, peer), (peer, life)):
+            self.fleet.network.link(a.process.name, b.process.name).reorder_until = self.world.now + 2.0
+
+    def delay(self, life: Life, peer: Life, request: RequestId) -> None:
+        until = self.world.now + self.world.between(0.5, 4.0)
+        for a, b in ((life, peer), (peer, life)):
+            self.fleet.network.link(a.process.name, b.process.name).slow_until = until
+
+    def lease_calls_lost(self, life: Life, peer: Life, request: RequestId) -> None:
+        until = self.world.now + self.world.between(0.5, 2.0) * self.fleet.shape.lease_ttl_s
+        for a, b in ((life, peer), (peer, life)):
+            self.fleet.network.link(a.process.name, b.process.name).lose_leases_until = until
+
+    # --- reads ----------------------------------------------------------------------------------------------------
+
+    def read_fails(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._script(life, peer, ReadFault("fail"))
+
+    def read_lost(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._script(life, peer, ReadFault("lose"))
+
+    def read_late(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._script(life, peer, ReadFault("late", self.fleet.shape.read_deadline_s + self.world.between(0.1, 6.0)))
+
+    def read_hangs(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._script(life, peer, ReadFault("hang"))
+
+    def rows_late(self, life: Life, peer: Life, request: RequestId) -> None:
+        late_s = self.fleet.shape.read_deadline_s + self.world.between(0.1, 6.0)
+        self._script(life, peer, ReadFault("late", late_s, of_rows=True))
+
+    def rows_lost(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._script(life, peer, ReadFault("lose", of_rows=True))
+
+    def corrupt_main(self, life: Life, peer: Life, request: RequestId) -> None:
+        """Sometimes twice, so that reading again doesn't help."""
+        for _ in range(self.world.random.choice((1, 1, 3))):
+            self._script(life, peer, ReadFault("corrupt-main"))
+
+    def corrupt_index(self, life: Life, peer: Life, request: RequestId) -> None:
+        for _ in range(self.world.random.choice((1, 1, 3))):
+            self._script(life, peer, ReadFault("corrupt-index"))
+
+    def slow_reads(self, life: Life, peer: Life, request: RequestId) -> None:
+        for some in (life, peer):
+            self.fleet.fabric.slow_until[some.process.name] = self.world.now + 2.0
+
+    # --- what a prefill node has and says ---------------------------------------------------------------------------
+
+    def stale(self, life: Life, peer: Life, request: RequestId) -> None:
+        """Slow reads, and under them the source's leases end and its pages go to somebody else; its word comes late."""
+        self.slow_reads(life, peer, request)
+        source, reader = (life, peer) if life.role == "prefill" else (peer, life)
+        self.fleet.network.link(source.process.name, reader.process.name).slow_until = self.world.now + 3.0
+        self.fleet.network.link(reader.process.name, source.process.name).lose_leases_until = self.world.now + 3.0
+        self.fleet.fabric.amid[reader.process.name] = partial(self._reuse, source)
+
+    def lease_expiry(self, life: Life, peer: Life, request: RequestId) -> None:
+        source = life if life.role == "prefill" else peer
+        source.process.jump(self.fleet.shape.lease_ttl_s * 1.01)
+
+    def exhaust(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._exhaust(life, self.world.between(0.1, 3.0))
+
+    def exhaust_peer(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._exhaust(peer, self.world.between(0.1, 3.0))
+
+    def garbage_words(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._next_from(life if life.role == "prefill" else peer, self._garbled_pages)
+
+    def wrong_account(self, life: Life, peer: Life, request: RequestId) -> None:
+        self._next_from(life if life.role == "prefill" else peer, self._garbled_account)
+
+    def garbage_metadata(self, life: Life, peer: Life, request: RequestId) -> None:
+        """Of a node that begins a new life: its first introductions are damaged."""
+        self._next_from(peer, self._garbled_intro)
+        self._kill(peer)
+
+    def abort_request(self, life: Life, peer: Life, request: RequestId) -> None:
+        self.abort(life, request)
+
+    # --- how ------------------------------------------------------------------------------------------------------
+
+    def _kill(self, life: Life, weights: str = "simulated") -> None:
+        if life.alive:
+            self.fleet.kill(life)
+            self.world.after(self.world.between(0.02, 2.0), self._restart, life.process.name, weights)
+
+    def _restart(self, name: str, weights: str) -> None:
+        if not self.fleet.lives[name].alive:
+            self.fleet.start(name, "simulated" if self.calm else weights)
+
+    async def _drained(self, life: Life) -> None:
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await life.node.drain()
+        except TimeoutError:
+            self.world.note("drain", life.process.name, "was cut short")
+        self._kill(life)
+
+    def _script(self, life: Life, peer: Life, fault: ReadFault) -> None:
+        reader = life if life.role == "decode" else peer
+        self.fleet.fabric.script(reader.process.name, fault)
+
+    def _reuse(self, source: Life) -> None:
+        if source.alive and not self.calm:
+            source.process.jump(self.fleet.shape.lease_ttl_s * 1.01)
+            self.world.after(0.001, self._exhaust, source, 0.2)
+
+    def _exhaust(self, life: Life, seconds: float) -> None:
+        life.process.call_soon(self._hoard, life, seconds)
+
+    def _hoard(self, life: Life, seconds: float) -> None:
+        """Everything that can be had is somebody else's for a while, who writes to it."""
+        manager = life.manager
+        census = manager.census()
+        amount = census["free"] + manager.tree.evictable
+        if not amount:
+            return
+        try:
+            reservation = manager.reserve(PageHashes(), amount, max_hit_pages=0)
+        except CapacityError:
+            return
+        life.pool.zero(reservation.pages)
+        life.process.call_later(seconds, manager.end, reservation)
+
+    def _next_from(self, sender: Life, change: Callable[[Any], Any]) -> None:
+        self._garble.setdefault(sender.process.name, []).append(change)
+
+    def change(self, sender: str, receiver: str, message: Any) -> Any:
+        """A message on its way."""
+        waiting = self._garble.get(sender)
+        if waiting and not self.calm:
+            for change in waiting:
+                if (changed := change((receiver, message))) is not None:
+                    waiting.remove(change)
+                    self.world.note("garbled", sender, type(message).__name__)
+                    return changed
+        return message
+
+    def _garbled_pages(self, sent: tuple[str, Any]) -> Any:
+        _, message = sent
+        if not isinstance(message, PagesSealed):
+            return None
+        ids, generations, digests = message.page_ids, message.generations, message.digests
+        match self.world.random.randrange(6):
+            case 0:
+                return replace(message, page_ids=ids + np.int32(1 << 20))
+            case 1:
+                return replace(message, page_ids=np.zeros_like(ids))
+            case 2:
+                return replace(message, generations=generations + np.uint64(1))
+            case 3:
+                return replace(message, digests=digests ^ np.uint64(4))
+            case 4:
+                return replace(message, first_index=message.first_index + 1)
+            case _:
+                return replace(message, hashes=PageHashes(bytes(len(message.hashes.raw))))
+
+    def _garbled_account(self, sent: tuple[str, Any]) -> Any:
+        _, message = sent
+        if not isinstance(message, PrefillDone):
+            return None
+        account = message.account
+        changed = self.world.random.choice(
+            (
+                replace(account, prompt_tokens=account.prompt_tokens + 1),
+                replace(account, resume_tokens=account.resume_tokens + 8),
+                replace(account, last_page_hash=bytes(32)),
+                replace(account, indexer_types=("full", "full")),
+            )
+        )
+        self.wrong_accounts.append(replace(message, account=changed))
+        return self.wrong_accounts[-1]
+
+    def _garbled_intro(self, sent: tuple[str, Any]) -> Any:
+        _, message = sent
+        if not isinstance(message, NodeIntro):
+            return None
+        match self.world.random.randrange(3):
+            case 0:
+                return replace(message, agent_metadata=message.agent_metadata[:-7])
+            case 1:
+                return replace(message, metadata_checksum=message.metadata_checksum ^ 1)
+            case _:
+                moved = tuple(replace(s, base=s.base + (1 << 40)) for s in message.pool.segments)
+                regions = tuple(replace(r, address=r.address + (1 << 40)) for r in message.pool.regions)
+                return replace(message, pool=replace(message.pool, segments=moved, regions=regions))
+
+
+KINDS: dict[str, Callable[[Faults, Life, Life, RequestId], None]] = {
+    "kill": Faults.kill,
+    "kill-peer": Faults.kill_peer,
+    "stop": Faults.stop,
+    "stop-peer": Faults.stop_peer,
+    "clock-jump": Faults.clock_jump,
+    "clock-jump-peer": Faults.clock_jump_peer,
+    "drain": Faults.drain,
+    "drain-peer": Faults.drain_peer,
+    "compact": Faults.compact,
+    "other-weights": Faults.other_weights,
+    "slow-steps": Faults.slow_steps,
+    "bad-logits": Faults.bad_logits,
+    "partition": Faults.partition,
+    "half-open": Faults.half_open,
+    "drop": Faults.drop,
+    "duplicate": Faults.duplicate,
+    "reorder": Faults.reorder,
+    "delay": Faults.delay,
+    "lease-calls-lost": Faults.lease_calls_lost,
+    "read-fails": Faults.read_fails,
+    "read-lost": Faults.read_lost,
+    "read-late": Faults.read_late,
+    "read-hangs": Faults.read_hangs,
+    "rows-late": Faults.rows_late,
+    "rows-lost": Faults.rows_lost,
+    "corrupt-main": Faults.corrupt_main,
+    "corrupt-index": Faults.corrupt_index,
+    "slow-reads": Faults.slow_reads,
+    "stale": Faults.stale,
+    "lease-expiry": Faults.lease_expiry,
+    "exhaust": Faults.exhaust,
+    "exhaust-peer": Faults.exhaust_peer,
+    "garbage-words": Faults.garbage_words,
+    "wrong-account": Faults.wrong_account,
+    "garbage-metadata": Faults.garbage_metadata,
+    "abort": Faults.abort_request,
+}

@@ -1,0 +1,224 @@
+"""Builds of the product that are broken on purpose: each breaks one law, and the simulation must notice.
+
+Guarantees: a mutation changes one thing, by name, and only while its context lasts; they are the negative controls of
+the simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import pdkv.node.pull
+from pdkv.errors import PdkvError, PeerLost
+from pdkv.ids import LocalPages
+from pdkv.kvcache.manager import CacheManager
+from pdkv.kvcache.page_digest import digest_pages
+from pdkv.kvcache.page_table import PageTable
+from pdkv.kvcache.verifier import _PROOF, Arrival, VerifiedPages, Verifier
+from pdkv.node.attempts import Attempts
+from pdkv.node.flow import Worker
+from pdkv.node.intake import Intake
+from pdkv.node.links import Links
+from pdkv.transfer.core import TransferCore
+from pdkv.transfer.tasks import OrderTask, Table, Wanted
+
+Mutation = Callable[[], Any]
+
+
+def freed_on_release() -> Any:
+    """Pages of a read that was given up are taken for free: as if releasing its handle were a fence."""
+    return patch.object(Intake, "_hold_back", lambda self, pages, outcome, reason: None)
+
+
+def reuse_without_bump() -> Any:
+    """A page gets a new owner under the generation that it had."""
+
+    def bump(table: PageTable, pages: LocalPages) -> None:
+        table._state[pages.index] = 0
+
+    return patch.object(PageTable, "bump", bump)
+
+
+def sealed_page_rewritten() -> Any:
+    """The prompt's tail gets the answer's tokens while its row still says what was sealed."""
+    return patch.object(CacheManager, "reopen_private", lambda self, reservation, pages: None)
+
+
+def rows_before_data() -> Any:
+    """The page-table rows are read first, so they say nothing of what was read after them."""
+    data = OrderTask.next
+
+    def next_(task: OrderTask) -> Wanted | None:
+        if task.failure:
+            return None
+        if task._rows is None:
+            if task._landing.free < len(task._order):
+                return None
+            task._rows = task._landing.take(len(task._order))
+            return Wanted(Table.ROWS, task._rows, task._order.remote.array)
+        if not task._parts or task.outstanding:
+            return None
+        rows, task._rows = task._rows, None
+        wanted = data(task)
+        task._rows = rows
+        return wanted
+
+    def conclude(task: OrderTask, *, rows_landed: bool = False) -> None:
+        right(task, rows_landed=not task.outstanding and not task._parts and not task.failure)
+
+    right = OrderTask._conclude
+    return _both(patch.object(OrderTask, "next", next_), patch.object(OrderTask, "_conclude", conclude))
+
+
+def generations_from_zero() -> Any:
+    """Each life of a node counts from zero."""
+    right = PageTable.__init__
+
+    def init(table: PageTable, num_pages: int, *, first_generation: int | None = None) -> None:
+        right(table, num_pages, first_generation=0)
+
+    return patch.object(PageTable, "__init__", init)
+
+
+def row_buffer_reused() -> Any:
+    """The landing rows of a read that was given up go to the next one."""
+    right = OrderTask.give_up
+
+    def give_up(task: OrderTask, reason: str) -> None:
+        right(task, reason)
+        if task._rows is not None:
+            task._landing.give_back(task._rows)
+
+    return patch.object(OrderTask, "give_up", give_up)
+
+
+def commit_deferred() -> Any:
+    """No breach by itself: commits come a little later, whether or not the request has ended; then they are refused."""
+
+    async def pull(intake: Intake, sealed: Any, local: LocalPages, remote: Any, before: Any) -> None:
+        verified = await intake._read_verified(sealed, local, remote)
+        if before is not None:
+            await before
+        if sealed.first_index >= intake.prompt.recorded_pages:
+            return intake.parts.manager.seal_private(intake.reservation, verified)
+        loop = asyncio.get_running_loop()
+        committed = loop.create_future()
+
+        def commit() -> None:
+            try:
+                intake.parts.manager.commit(verified)
+            except PdkvError as error:
+                if not committed.done():
+                    committed.set_exception(error)
+            else:
+                if not committed.done():
+                    committed.set_result(None)
+
+        loop.call_later(0.003, commit)
+        await committed
+
+    return patch.object(Intake, "_pull", pull)
+
+
+def commit_unbound() -> Any:
+    """What was verified is committed, whether or not the reservation that it was read for still lives."""
+    right = CacheManager.commit
+
+    def commit(manager: CacheManager, verified: VerifiedPages) -> LocalPages:
+        if verified.reservation in manager.reservations:
+            return right(manager, verified)
+        manager.table.seal(verified.pages, verified.hashes)
+        return verified.pages
+
+    return _both(commit_deferred(), patch.object(CacheManager, "commit", commit))
+
+
+def digest_skipped() -> Any:
+    """Whatever arrived is taken for what was announced."""
+    return patch.object(Verifier, "checks_digests", False)
+
+
+def account_skipped() -> Any:
+    """Prefill's account is not looked at."""
+    return patch.object(pdkv.node.pull, "require_admissible", lambda *words, **more: None)
+
+
+def index_apart() -> Any:
+    """Pages are committed when main KV is proved; index-K would be looked at later."""
+    right = Verifier.verify
+
+    def verify(verifier: Verifier, arrival: Arrival) -> VerifiedPages:
+        have = digest_pages(verifier.pool, arrival.pages, verifier.algorithm)
+        if np.array_equal(have[:, 0], arrival.digests[:, 0]):
+            return VerifiedPages(
+                arrival.reservation, arrival.first_index, arrival.pages, arrival.hashes, have, proof=_PROOF
+            )
+        return right(verifier, arrival)
+
+    return patch.object(Verifier, "verify", verify)
+
+
+def step_abandoned() -> Any:
+    """Whoever is cancelled doesn't wait for the step that runs for it."""
+
+    async def run(worker: Worker, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.wrap_future(worker._pool.submit(step, *args, **kwargs))
+
+    return patch.object(Worker, "run", run)
+
+
+def no_fence() -> Any:
+    """Reads without an end hold their pages back for ever."""
+    return patch.object(TransferCore, "_fence", lambda self, now: None)
+
+
+def pages_leaked() -> Any:
+    """A request that fails before its answer keeps what it reserved."""
+    return patch.object(Attempts, "close", lambda self: None)
+
+
+def blacklisted() -> Any:
+    """A prefill node that failed once is never asked again."""
+    right = Links.of
+
+    def forget(links: Links, link: Any, why: PdkvError | None = None) -> None:
+        links.__dict__.setdefault("failed", set()).add(link.address)
+
+    async def of(links: Links, address: str) -> Any:
+        if address in links.__dict__.get("failed", ()):
+            raise PeerLost(f"{address} failed once")
+        return await right(links, address)
+
+    return _both(patch.object(Links, "forget", forget), patch.object(Links, "of", of))
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "freed-on-release": freed_on_release,
+    "reuse-without-bump": reuse_without_bump,
+    "sealed-page-rewritten": sealed_page_rewritten,
+    "rows-before-data": rows_before_data,
+    "generations-from-zero": generations_from_zero,
+    "row-buffer-reused": row_buffer_reused,
+    "commit-unbound": commit_unbound,
+    "digest-skipped": digest_skipped,
+    "account-skipped": account_skipped,
+    "index-apart": index_apart,
+    "step-abandoned": step_abandoned,
+    "no-fence": no_fence,
+    "pages-leaked": pages_leaked,
+    "blacklisted": blacklisted,
+}
+HARMLESS: dict[str, Mutation] = {"commit-deferred": commit_deferred}
+"""What a mutation needs beside its breach: alone, nothing may come of it."""
+
+
+@contextmanager
+def _both(first: Any, second: Any) -> Iterator[None]:
+    with first, second:
+        yield

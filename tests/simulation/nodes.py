@@ -1,0 +1,276 @@
+"""One life of a simulated node: a process with the product's state machine, and simulated parts around it.
+
+Guarantees: everything that the product decides is the product's code; a manager and a pool are watched, not changed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pdkv.geometry.page_layout import PlacementKind, layer_major, page_major
+from pdkv.ids import Incarnation, LocalPages, NodeId, PageHashes, PeerName, RequestId
+from pdkv.kvcache.manager import CacheManager, Reservation
+from pdkv.kvcache.memory import allocate
+from pdkv.kvcache.page_table import PageTable
+from pdkv.kvcache.pool import Piece, SlotPool
+from pdkv.kvcache.verifier import Verifier
+from pdkv.node.base import NodeParts
+from pdkv.node.decode import DecodeNode, DecodeSettings
+from pdkv.node.keeper import KeeperSettings, PeerKeeper
+from pdkv.node.oracle import Oracle
+from pdkv.node.preemption import PreemptPolicy
+from pdkv.node.prefill import PrefillNode, PrefillSettings
+from pdkv.node.stages import Stage
+from pdkv.transfer.orders import TransferSettings
+from tests.simulation.fabric import ANYBODY, Fabric, Watch
+from tests.simulation.model import FORMAT, PAGE, VOCAB, SimulatedEngine, contract
+from tests.simulation.network import Directory, Network
+from tests.simulation.threads import SimulatedTransfer, SimulatedWorker
+from tests.simulation.world import Process, World
+
+_PLACEMENTS = {"page_major": page_major, "layer_major": layer_major}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a seed draws for all of its nodes."""
+
+    prefill_pages: int
+    decode_pages: int
+    lease_ttl_s: float
+    read_deadline_s: float
+    fence_after_s: float
+    silence_s: float
+    peer_pages_share: float
+    keeper: KeeperSettings
+    speculation: str
+    pace: float
+    """How much longer than others its steps take."""
+    preempt: PreemptPolicy
+    placements: tuple[PlacementKind, ...]
+    chunk_pages: int
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> Shape:
+        return cls(
+            prefill_pages=rng.choice((14, 20, 40)),
+            decode_pages=rng.choice((14, 20, 40)),
+            lease_ttl_s=rng.choice((1.0, 3.0, 10.0)),
+            read_deadline_s=rng.choice((0.5, 2.0, 8.0)),
+            fence_after_s=rng.choice((0.5, 3.0)),
+            silence_s=rng.choice((1.0, 5.0)),
+            peer_pages_share=rng.choice((0.5, 1.0)),
+            keeper=KeeperSettings(probe_s=rng.choice((1.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
+            speculation=rng.choice(("none", "none", "none", "oracle")),
+            pace=rng.choice((1.0, 1.0, 12.0)),
+            preempt=rng.choice(tuple(PreemptPolicy)),
+            placements=rng.choice((("page_major",), ("layer_major",), ("page_major", "layer_major"))),
+            chunk_pages=rng.choice((1, 2, 3)),
+        )
+
+
+class WatchedManager(CacheManager):
+    """The product's manager, and the law that no page gets a new owner while a write may land in it."""
+
+    def __init__(self, pool: SlotPool, life: Life) -> None:
+        super().__init__(pool)
+        self._life = life
+
+    def reserve(self, hashes: PageHashes, total_pages: int, **limits: Any) -> Reservation:
+        reservation = super().reserve(hashes, total_pages, **limits)
+        self._life.require_quiet(reservation.pages)
+        return reservation
+
+
+class _Claims(Watch):
+    """Who has the pool's pages, for the fabric."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    def claims(self, address: int) -> int | None:
+        page = self._life.page_at(address)
+        return None if page is None else self._life.holder(page)
+
+    def corrupted(self, address: int) -> None:
+        self._life.corrupted.add(self._life.page_at(address) or 0)
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """A node from its start to its end."""
+
+    world: World
+    process: Process
+    role: str
+    name: PeerName
+    pool: SlotPool
+    fabric: Fabric
+    parts: NodeParts = field(init=False)
+    node: Any = None
+    transfer: SimulatedTransfer = field(init=False)
+    workers: tuple[SimulatedWorker, ...] = ()
+    corrupted: set[int] = field(default_factory=set)
+    """Pages into which a fault put a wrong bit."""
+    _spans: list[tuple[int, int, int]] = field(init=False)
+    """Of each buffer: its first address, the one after its last, and the bytes of a page in it."""
+    _views: list[np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pool = self.pool
+        memory = zip(pool.memory.addresses, pool.memory.buffer_bytes, strict=True)
+        self._spans = [(start, start + size, size // pool.num_pages) for start, size in memory]
+        self._views = [pool.piece_view(piece).numpy() for piece in pool._page_pieces]
+
+    @property
+    def manager(self) -> CacheManager:
+        return self.parts.manager
+
+    @property
+    def alive(self) -> bool:
+        return not self.process.dead
+
+    def page_at(self, address: int) -> int | None:
+        """The page whose bytes of either cache are at an address; None for memory that isn't the pool's."""
+        for start, end, stride in self._spans:
+            if start <= address < end:
+                return (address - start) // stride
+        return None
+
+    def holder(self, page: int) -> int:
+        """Of a page that is reserved, private or held back; 0 otherwise. The sink may always be written to."""
+        return int(self.manager.ownership._claims[page]) >> 3 if page else ANYBODY
+
+    def require_quiet(self, pages: LocalPages) -> None:
+        """Nothing lands any more in pages that get a new owner."""
+        landing = [r for agent in self.fabric.of(self.process) for r in agent.running if r.claims and r.left]
+        if landing:
+            at = {self.page_at(read.local[i]) for read in landing for i in read.left}
+            given = sorted(at.intersection(pages))
+            self.world.require(not given, f"{self.process.name}: pages {given} got a new owner under a read")
+
+    def bytes_of(self, pages: LocalPages) -> np.ndarray:
+        """uint8 [pages, page bytes], page-major."""
+        return np.concatenate([view[pages.index] for view in self._views], axis=1)
+
+
+class SimulatedPool(SlotPool):
+    """Makes a view of its memory once: torch takes longer for one than a page for its digest here."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._kept: dict[Piece, Any] = {}
+
+    def piece_view(self, piece: Piece) -> Any:
+        if piece not in self._kept:
+            self._kept[piece] = super().piece_view(piece)
+        return self._kept[piece]
+
+
+def make_pool(rng: random.Random, pages: int, placement: PlacementKind) -> SlotPool:
+    """Its memory is as another process left it."""
+    place = _PLACEMENTS[placement](FORMAT, pages)
+    memory = allocate(place.buffer_bytes, kind="torch")
+    for buffer in memory.buffers:
+        buffer.fill_(0xA5)
+    return SimulatedPool(FORMAT, place, memory, PageTable(pages, first_generation=rng.getrandbits(64)))
+
+
+class Fleet:
+    """Makes lives of nodes, and knows the present ones."""
+
+    def __init__(self, world: World, shape: Shape, at: Callable[[Life, Stage, RequestId], None]) -> None:
+        self.world = world
+        self.shape = shape
+        self.network = Network(world)
+        self.fabric = Fabric(world)
+        self.lives: dict[str, Life] = {}
+        self.all_lives: list[Life] = []
+        self.checked: Callable[..., None] = lambda life, order, outcome: None
+        """Told of every read's outcome."""
+        self.started: Callable[[Life], None] = lambda life: None
+        """Told of every node before it serves."""
+        self._at = at
+        self._rng = random.Random(world.random.random())
+
+    def start(self, name: str, weights: str = "simulated") -> Life:
+        """The node's first life, or its next one."""
+        rng, shape = self._rng, self.shape
+        role = "prefill" if name.startswith("p") else "decode"
+        process = Process(self.world, name)
+        pages = shape.prefill_pages if role == "prefill" else shape.decode_pages
+        pool = make_pool(rng, pages, shape.placements[int(name[1:]) % len(shape.placements)])
+        peer = PeerName(NodeId(name), Incarnation(f"{rng.getrandbits(128):032x}"))
+        life = Life(self.world, process, role, peer, pool, self.fabric)
+        settings = TransferSettings(
+            read_max_bytes=2 * FORMAT.page_bytes,
+            reads_per_peer=2,
+            landing_rows=48,
+            connect_s=5.0,
+            probe_s=1.0,
+            fence_after_s=shape.fence_after_s,
+            fence_every_s=1.0,
+        )
+        life.transfer = SimulatedTransfer(self.fabric, process, _Claims(life), peer, pool.map(), settings)
+        life.transfer.checked = lambda order, outcome: self.checked(life, order, outcome)
+        life.workers = (SimulatedWorker(process, 0.004 * shape.pace), SimulatedWorker(process, 0.001))
+        engine = SimulatedEngine(pool)
+        drafter = Oracle(engine, VOCAB, acceptance=0.7, seed=1) if shape.speculation == "oracle" else None
+        life.parts = NodeParts(
+            name=peer,
+            contract=replace(contract(weights, shape.speculation), placement=pool.placement.kind),
+            pool=pool,
+            manager=WatchedManager(pool, life),
+            verifier=Verifier(pool),
+            transfer=life.transfer,
+            engine=engine,
+            steps=life.workers[0],
+            digests=life.workers[1],
+            drafter=drafter,
+            at=lambda stage, request: self._at(life, stage, request),
+        )
+        before = self.lives.get(name)
+        if before is not None:
+            self.fabric.inherit(str(before.name), str(peer))
+        self.lives[name] = life
+        self.all_lives.append(life)
+        process.call_soon(self._boot, life)
+        return life
+
+    def _boot(self, life: Life) -> None:
+        shape, process = self.shape, life.process
+        if life.role == "prefill":
+            life.node = PrefillNode(life.parts, PrefillSettings(shape.chunk_pages * PAGE, shape.lease_ttl_s))
+            probe = life.node.peers.prove
+            process.create_task(life.node.watch_leases())
+        else:
+            settings = DecodeSettings(
+                prefill_addresses=("p0", "p1"),
+                read_deadline_s=shape.read_deadline_s,
+                queue_limit=6,
+                preempt=shape.preempt,
+                offload_bytes=20 * FORMAT.page_bytes,
+                silence_s=shape.silence_s,
+                recompute_chunk_tokens=shape.chunk_pages * PAGE,
+                peer_pages_share=shape.peer_pages_share,
+            )
+            life.node = DecodeNode(life.parts, Directory(self.network, process), settings)
+            probe = life.node.links.probe
+        # The book's own clock is the machine's.
+        life.node.peers.now = process.time
+        life.node.keeper = PeerKeeper(life.node.peers, probe, shape.keeper)
+        process.create_task(life.node.keeper.run())
+        self.started(life)
+        self.network.listen(process, life.node)
+
+    def kill(self, life: Life) -> None:
+        """As by SIGKILL. The caller raises `Killed` if it is the process that runs now."""
+        self.world.note("kill", life.process.name)
+        life.process.kill()
+        self.network.hang_up(life.process)
+        self.fabric.lost(life.process)

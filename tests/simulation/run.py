@@ -1,0 +1,273 @@
+"""One seed: a fleet, a dozen requests, some faults, and the laws.
+
+Guarantees: a run ends, in virtual time, whatever the nodes do; it is good only if every request came to its end with
+the right tokens or a named error, if every pair of nodes serves again once the faults are over, and if nothing is held.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pdkv.errors import PdkvError
+from pdkv.ids import RequestId, UInt32Array
+from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, PagesSealed, PrefillDone, Sampling, Token
+from pdkv.node.stages import Stage
+from tests.simulation import faults
+from tests.simulation.laws import Laws
+from tests.simulation.model import VOCAB
+from tests.simulation.network import Link, Remote
+from tests.simulation.nodes import Fleet, Life, Shape
+from tests.simulation.world import Process, Violation, World
+
+REQUESTS = 8
+FAULTS = 5
+PREFILL, DECODE = ("p0", "p1"), ("d0", "d1")
+GRACE_S = 30.0
+"""Past its own deadline a client waits so long at most."""
+PROBE_ATTEMPTS = 4
+PREFIXES = [np.random.default_rng([i]).integers(0, VOCAB, 48).astype(np.uint32) for i in range(3)]
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request, and what became of it."""
+
+    request: GenerateRequest
+    decode: str
+    at_s: float
+    tokens: list[int] = field(default_factory=list)
+    end: str = ""
+    """`done`, or the kind of the error; empty while it runs."""
+    task: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    seed: int
+    broken: str
+    digest: str
+    ends: Counter[str]
+    hits: dict[tuple[str, str], int]
+    virtual_s: float
+    log: list[str]
+
+
+class Run:
+    def __init__(self, seed: int, *, keep_log: bool = False) -> None:
+        plan = random.Random(f"plan of {seed}")
+        self.seed = seed
+        self.world = World(seed, keep_log=keep_log)
+        self.laws = Laws(self.world)
+        self.fleet = Fleet(self.world, Shape.drawn(plan), self._at)
+        self.fleet.checked = self.laws.read
+        self.fleet.started = self._started
+        self.faults = faults.Faults(self.fleet, faults.draw(plan, FAULTS))
+        self.faults.peer_of, self.faults.abort = self._peer_of, self._abort
+        self.fleet.network.heard, self.fleet.network.change = self._heard, self._sent
+        self.client = Process(self.world, "c0")
+        self.asked: dict[RequestId, Asked] = {}
+        for number in range(REQUESTS):
+            self._draw(plan, number)
+
+    def _draw(self, rng: random.Random, number: int) -> None:
+        prefix = rng.choice(PREFIXES)[: rng.randint(1, 48)]
+        tail = np.array([rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 3, 9)))], np.uint32)
+        tokens: UInt32Array = np.concatenate((prefix, tail))
+        request = GenerateRequest(
+            RequestId(f"r{number}"),
+            tokens,
+            Sampling(max_tokens=rng.choice((1, 2, 4, 8))),
+            prefill_address=rng.choice(PREFILL),
+            prefill_alternates=rng.choice(((), PREFILL)),
+            remaining_s=rng.choice((4.0, 20.0, 60.0)),
+            on_failure=rng.choice(tuple(FailurePolicy)),
+        )
+        self._know(Asked(request, rng.choice(DECODE), rng.random() * 3.0))
+
+    def _know(self, asked: Asked) -> None:
+        self.asked[asked.request.request_id] = asked
+        self.laws.know(asked.request)
+
+    # --- what the fleet tells -------------------------------------------------------------------------------------
+
+    def _at(self, life: Life, stage: Stage, request: RequestId) -> None:
+        self.world.note(life.process.name, stage.value, request)
+        if stage is Stage.ADMITTED:
+            self.laws.admitted(life, request)
+        if stage is Stage.RECOMPUTING:
+            self.laws.heard(wrong=False)
+        self.faults.at(life, stage, request)
+
+    def _started(self, life: Life) -> None:
+        life.parts.engine.writes = lambda pages: self.laws.writes(life, pages)  # type: ignore[attr-defined]
+        if life.role == "decode":
+            self.laws.watch(life)
+
+    def _sent(self, sender: str, receiver: str, message: Any) -> Any:
+        for sealed in (message, getattr(message, "tail", None)):
+            if isinstance(sealed, PagesSealed):
+                self.laws.announced(self.fleet.lives[sender], sealed)
+        return self.faults.change(sender, receiver, message)
+
+    def _heard(self, receiver: str, message: Any) -> None:
+        if isinstance(message, PrefillDone):
+            self.laws.heard(wrong=any(message is wrong for wrong in self.faults.wrong_accounts))
+
+    def _peer_of(self, life: Life, request: RequestId) -> str:
+        if life.role == "prefill":
+            return request.partition("-")[0]
+        asked = self.asked.get(request)
+        return asked.request.prefill_address if asked else PREFILL[0]
+
+    def _abort(self, life: Life, request: RequestId) -> None:
+        asked = self.asked.get(request)
+        if asked is None:  # it is the decode node's id: any of its requests
+            decode = self._peer_of(life, request)
+            running = [one for one in self.asked.values() if one.task and not one.end and one.decode == decode]
+            asked = self.world.random.choice(running) if running else None
+        if asked is not None and asked.task is not None and not asked.end:
+            self.client.call_soon(asked.task.cancel)
+
+    # --- clients --------------------------------------------------------------------------------------------------
+
+    def _begin(self, asked: Asked) -> None:
+        asked.task = self.client.create_task(self._ask(asked))
+        asked.task.add_done_callback(lambda task: self._asked(asked, task))
+
+    async def _ask(self, asked: Asked) -> None:
+        remote = Remote(self.fleet.network, self.client, asked.decode)
+        ended = False
+        async with aclosing(remote.generate(asked.request)) as events:
+            async for event in events:
+                if isinstance(event, Token):
+                    self.world.require(not ended and event.index == len(asked.tokens), "a token out of order")
+                    asked.tokens.append(event.token)
+                ended |= isinstance(event, GenerateDone)
+        due = self.laws.answers[asked.request.request_id]
+        name = asked.request.request_id
+        self.world.require(ended, f"{name}: the stream ended without GenerateDone")
+        self.world.require(asked.tokens == due, f"{name}: the answer is {asked.tokens}, right is {due}")
+
+    def _asked(self, asked: Asked, task: Any) -> None:
+        name = asked.request.request_id
+        due = self.laws.answers[name]
+        self.world.require(asked.tokens == due[: len(asked.tokens)], f"{name}: {asked.tokens} of {due}")
+        error = None if task.cancelled() else task.exception()
+        asked.end = "aborted" if task.cancelled() else "done" if error is None else type(error).__name__
+        self.world.note("client", name, asked.end, aside=error or "")
+        self.world.require(error is None or isinstance(error, PdkvError), f"{name} ended with {error!r}")
+
+    # --- a run ----------------------------------------------------------------------------------------------------
+
+    def go(self) -> Result:
+        try:
+            self._go()
+        except Violation:
+            pass  # it stands in the world
+        finally:
+            self.world.end()
+        return Result(
+            self.seed,
+            self.world.broken_law,
+            self.world.digest,
+            Counter(asked.end or "unfinished" for asked in self.asked.values()),
+            dict(self.faults.hits),
+            self.world.now,
+            self.world.log,
+        )
+
+    def _go(self) -> None:
+        for name in (*PREFILL, *DECODE):
+            self.fleet.start(name)
+        asked = list(self.asked.values())
+        for one in asked:
+            self.world.after(one.at_s, self.client.call_soon, self._begin, one)
+        latest = max(a.at_s + a.request.remaining_s for a in asked) + GRACE_S
+        self._until("requests that never end", lambda: all(a.end for a in asked), latest, asked)
+        self._calm()
+        self._probe()
+        self._rest()
+
+    def _until(self, what: str, holds: Callable[[], bool], limit_s: float, asked: list[Asked]) -> None:
+        if not self.world.run(holds, limit_s):
+            waiting = ", ".join(a.request.request_id for a in asked if not a.end)
+            self.world.require(False, f"{what}: {waiting}")
+
+    def _calm(self) -> None:
+        """The faults are over: links are whole, whoever is dead begins a new life, whoever stands still goes on."""
+        self.faults.calm = True
+        network, fabric = self.fleet.network, self.fleet.fabric
+        for key in list(network._links):
+            network._links[key] = Link()
+        fabric.scripts.clear()
+        fabric.amid.clear()
+        fabric.slow_until.clear()
+        for life in list(self.fleet.lives.values()):
+            if life.alive and (life.parts.contract.weights_id != "simulated" or life.node.draining):
+                self.fleet.kill(life)
+                self.fleet.start(life.process.name)
+        stopped = [life.process.stopped_until for life in self.fleet.lives.values() if life.alive]
+        self.world.run(lambda: self._all_up() and self.world.now >= max(stopped, default=0.0), self.world.now + 60.0)
+
+    def _all_up(self) -> bool:
+        return all(life.alive and life.node is not None for life in self.fleet.lives.values())
+
+    def _probe(self) -> None:
+        """Every pair serves: a node that failed is nobody's for ever."""
+        for prefill in PREFILL:
+            for decode in DECODE:
+                for attempt in range(PROBE_ATTEMPTS):
+                    if self._served(prefill, decode, attempt):
+                        break
+                    self.world.run(lambda: False, self.world.now + 2.0 + self.fleet.shape.lease_ttl_s / 2)
+                else:
+                    self.world.require(False, f"{decode} gets nothing from {prefill} after the faults are over")
+
+    def _served(self, prefill: str, decode: str, attempt: int) -> bool:
+        name = RequestId(f"probe-{prefill}-{decode}-{attempt}")
+        request = GenerateRequest(
+            name, PREFIXES[0][:20], Sampling(max_tokens=3), prefill_address=prefill, remaining_s=20.0
+        )
+        asked = Asked(request, decode, 0.0)
+        self._know(asked)
+        self.client.call_soon(self._begin, asked)
+        self._until("a probe hangs", lambda: bool(asked.end), self.world.now + 20.0 + GRACE_S, [asked])
+        return asked.end == "done"
+
+    def _rest(self) -> None:
+        """Leases end by themselves, and reads without an end are fenced off; then nothing is held, nor held back."""
+        lives = list(self.fleet.lives.values())
+        shape = self.fleet.shape
+        latest = self.world.now + 3 * shape.lease_ttl_s + 2 * shape.fence_after_s + 30.0
+        while busy := [life.process.name for life in lives if _busy(life)]:
+            self.world.require(self.world.now < latest, f"{busy} never come to rest: {_what(lives)}")
+            self.world.run(lambda: False, self.world.now + 0.25)
+            self.world.require(not self.world.broken_law, "")
+        for life in lives:
+            self.laws.conserved(life)
+            self.laws.idle(life)
+            self.laws.cached(life)
+
+
+def _busy(life: Life) -> bool:
+    node, manager = life.node, life.manager
+    held = len(getattr(node, "leases", ())) + len(getattr(node, "farewells", ())) + len(node._running)
+    return bool(held or manager.census()["quarantined"] or manager.reservations or manager.leased)
+
+
+def _what(lives: list[Life]) -> str:
+    return "; ".join(
+        f"{life.process.name}: leases {len(life.manager.leased)}, reservations {len(life.manager.reservations)},"
+        f" {life.manager.quarantine_reasons()}"
+        for life in lives
+        if _busy(life)
+    )

@@ -1,0 +1,214 @@
+"""The threads of a node, on virtual time: the engine's, the digests' and the one that owns the agent.
+
+Guarantees: what a thread does takes a drawn time and happens at its beginning or its end; one step at a time, first
+come, first served; a stopped process's threads stand still too, a dead one's do nothing any more. The code that runs
+is the product's: `node.flow.Worker` and `transfer.core.TransferCore`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import xxhash
+
+from pdkv.errors import PdkvError, TransferError
+from pdkv.geometry.page_layout import PoolMap
+from pdkv.ids import PeerName
+from pdkv.node.flow import Worker
+from pdkv.transfer.backends.base import AgentName
+from pdkv.transfer.core import TransferCore
+from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus
+from pdkv.transfer.tasks import Ticket
+from tests.simulation.fabric import Fabric, SimulatedBackend, Watch
+from tests.simulation.world import Process
+
+
+def when_running(process: Process, action: Callable[[], None]) -> None:
+    """Do it now, or when the process goes on; never if it is dead."""
+    if process.dead:
+        return
+    wait_s = process.stopped_until - process.world.now
+    if wait_s > 0:
+        process.world.after(wait_s + 1e-9, when_running, process, action)
+    else:
+        action()
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A step that a thread is to run."""
+
+    step: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+    ran: bool = False
+    result: Any = None
+    error: Exception | None = None
+
+    def run(self) -> None:
+        self.ran = True
+        try:
+            self.result = self.step()
+        except Exception as error:
+            self.error = error
+
+
+class _Executor:
+    """What a `Worker` needs of a thread pool."""
+
+    def __init__(self, process: Process, usual_s: float) -> None:
+        self.process = process
+        self.usual_s = usual_s
+        self.slow_until = 0.0
+        self._queue: deque[_Work] = deque()
+        self._busy = False
+
+    def submit(self, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        work = _Work(partial(step, *args, **kwargs))
+        self._queue.append(work)
+        if not self._busy:
+            self._next()
+        return work.future
+
+    def shutdown(self, **_: Any) -> None:
+        self._queue.clear()
+
+    def _next(self) -> None:
+        world, self._busy = self.process.world, False
+        while self._queue and not self._busy:
+            work = self._queue.popleft()
+            if not work.future.set_running_or_notify_cancel():
+                continue
+            self._busy = True
+            longer = 20.0 if self.slow_until > world.now else 1.0
+            took_s = world.between(0.0, 2.0 * self.usual_s * longer)
+            if world.chance(0.5):
+                work.run()
+            world.after(took_s, when_running, self.process, partial(self._over, work))
+
+    def _over(self, work: _Work) -> None:
+        if not work.ran:
+            work.run()
+        if work.error is None:
+            work.future.set_result(work.result)
+        else:
+            work.future.set_exception(work.error)
+        self._next()
+
+
+class SimulatedWorker(Worker):
+    """`node.flow.Worker` without a thread; `usual_s`: how long a step takes on the average."""
+
+    def __init__(self, process: Process, usual_s: float) -> None:
+        self.executor = _Executor(process, usual_s)
+        self._pool = self.executor  # type: ignore[assignment]
+
+
+class SimulatedTransfer:
+    """`node.ports.Transfer` over the product's core: it steps when commands come, reads end or deadlines pass."""
+
+    def __init__(
+        self, fabric: Fabric, process: Process, watch: Watch, name: PeerName, pool: PoolMap, settings: TransferSettings
+    ) -> None:
+        self.process = process
+        self.settings = settings
+        self.closed = False
+        self.checked: Callable[[ReadOrder, ReadOutcome], None] = lambda order, outcome: None
+        """Told of every read's outcome."""
+        self._name = name
+        self._due = False
+
+        def agent(name: AgentName) -> SimulatedBackend:
+            backend = SimulatedBackend(fabric, process, name)
+            backend.watch, backend.moved = watch, self._soon
+            return backend
+
+        self.core = TransferCore(agent, name, pool, settings)
+
+    # --- the port -------------------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> bytes:
+        return self.core.metadata
+
+    @property
+    def metadata_checksum(self) -> int:
+        return xxhash.xxh3_64_intdigest(self.core.metadata)
+
+    @property
+    def backend_name(self) -> str:
+        return self.core.backend_name
+
+    def add_peer(self, peer: PeerName, metadata: bytes, checksum: int, pool: PoolMap) -> Future[None]:
+        ticket: Ticket[None] = Ticket(drawn=self.process.time())
+        offer = PeerOffer(metadata, checksum, pool)
+        return self._submit(lambda: self.core.add_peer(peer, offer, ticket), ticket.future, self.settings.connect_s)
+
+    def remove_peer(self, peer: PeerName) -> Future[None]:
+        ticket: Ticket[None] = Ticket(drawn=self.process.time())
+        return self._submit(lambda: self.core.remove_peer(peer, ticket), ticket.future)
+
+    def read(self, order: ReadOrder) -> Future[ReadOutcome]:
+        ticket: Ticket[ReadOutcome] = Ticket(drawn=self.process.time())
+        ticket.future.add_done_callback(
+            lambda future: None if future.exception() else self.checked(order, future.result())
+        )
+        return self._submit(lambda: self.core.read(order, ticket), ticket.future, order.deadline_s)
+
+    def cancel(self, read: Future[ReadOutcome]) -> None:
+        self._submit(lambda: self.core.cancel(read), Future())
+
+    def probe(self, peer: PeerName) -> Future[Probe]:
+        ticket: Ticket[Probe] = Ticket(drawn=self.process.time())
+        return self._submit(lambda: self.core.probe(peer, ticket), ticket.future, self.settings.probe_s)
+
+    def lane(self, peer: PeerName) -> str:
+        known = self.core.peers.get(peer)
+        return "unknown" if known is None else known.lane.name
+
+    def status(self) -> TransferStatus:
+        return self.core.status(self.process.time())
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.core.close("the transfer engine was closed")
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _submit(self, action: Callable[[], None], future: Future[Any], wait_s: float = 0.0) -> Future[Any]:
+        future.set_running_or_notify_cancel()
+        world = self.process.world
+        world.after(world.between(0.0, 0.0004), when_running, self.process, lambda: self._command(action, future))
+        if wait_s:
+            self.process.call_later(wait_s, self._soon)
+        return future
+
+    def _command(self, action: Callable[[], None], future: Future[Any]) -> None:
+        if self.closed:
+            future.set_exception(TransferError(f"the transfer engine of {self._name} is closed"))
+            return
+        try:
+            action()
+        except PdkvError as error:
+            future.set_exception(error)
+        self._step()
+
+    def _soon(self, within_s: float = 0.0004) -> None:
+        if not self.closed and (not self._due or within_s < 0.001):
+            self._due = True
+            world = self.process.world
+            world.after(world.between(0.0, within_s), when_running, self.process, self._step)
+
+    def _step(self) -> None:
+        self._due = False
+        if not self.closed:
+            self.core.serve()
+            while self.core.step(self.process.time()):
+                pass
+            if self.core.status(0.0).unsettled:
+                self._soon(self.settings.fence_after_s / 4)
