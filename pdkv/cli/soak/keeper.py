@@ -27,8 +27,9 @@ FENCE_AFTER_S = 3.0
 STOPPED_S = (0.5, 8.0)
 """Shorter and longer than a lease."""
 AT_ANY_TIME = "any time"
-DEEDS = ("kill", "stop", "fail", "delay")
 MILD_PER_LIFE = 4
+KILLS_AT, MILD_AT = (10, 60), (1, 30)
+"""Times that a node comes to a stage before it dies there, or suffers something milder."""
 RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED)
 """Reached by few requests: a fault there strikes the first."""
 SPRINKLED = {
@@ -53,10 +54,16 @@ class Post:
     process: NurseryProcess | None = None
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     lives: int = 0
+    stopped: bool = False
+
+    @property
+    def well(self) -> bool:
+        return self.serving.is_set() and not self.stopped
 
 
 class Keeper:
-    """`lost` is called with the post of a prefill node that has just died while another one serves."""
+    """`disturbed` is called when a node has died or was stopped; then `lost`, if that was a prefill node's death and all
+    others were well."""
 
     def __init__(self, fleet: Nursery, report: SoakReport, seed: int, *, pool_pages: int, say: Callable[[str], None]):
         self._fleet = fleet
@@ -67,7 +74,8 @@ class Keeper:
         self._loop_tasks: set[asyncio.Task[None]] = set()
         self._ordered: set[int] = set()
         """Processes that were killed on purpose, by pid."""
-        self.lost: Callable[[Post], None] = lambda post: None
+        self.lost: Callable[[], None] = lambda: None
+        self.disturbed: Callable[[], None] = lambda: None
         self.at_peace = False
         """No faults any more: what dies now has failed."""
         prefills = [Post("prefill", f"p{i}", free_address(), {}) for i in range(2)]
@@ -103,7 +111,7 @@ class Keeper:
             if post.role != "router" and not self.at_peace:
                 flags["fault_plan"] = self._plan(post)
             process = await self._fleet.start(post.role, post.name, flags, lambda line: self._heard(post, line))
-            post.process, post.lives = process, post.lives + 1
+            post.process, post.lives, post.stopped = process, post.lives + 1, False
             post.serving.set()
             self._report.restarts += post.lives > 1
             code = await process.wait()
@@ -113,8 +121,9 @@ class Keeper:
                 self._report.notes.append(f"{post.name} ended by itself with {code}: {self._last_words(post)}")
             else:
                 self._report.kills += 1
-                if post.role == "prefill" and any(p.serving.is_set() for p in self.prefills):
-                    self.lost(post)
+                self.disturbed()
+                if post.role == "prefill" and all(other.well for other in self.nodes if other is not post):
+                    self.lost()
             self._say(f"{post.name} is gone ({code})")
 
     async def harass(self, every_s: float) -> None:
@@ -150,18 +159,18 @@ class Keeper:
 
     def _plan(self, post: Post) -> str:
         """A death and some milder faults, at the stages that had fewest of them so far."""
-        rules = [self._rule(post, ("kill",))]
-        rules += [self._rule(post, ("stop", "fail", "delay")) for _ in range(MILD_PER_LIFE)]
+        rules = [self._rule(post, ("kill",), KILLS_AT)]
+        rules += [self._rule(post, ("stop", "fail", "delay"), MILD_AT) for _ in range(MILD_PER_LIFE)]
         return f"{','.join(rules)},{SPRINKLED[post.role]};seed={self._rng.randrange(1 << 30)}"
 
-    def _rule(self, post: Post, deeds: tuple[str, ...]) -> str:
+    def _rule(self, post: Post, deeds: tuple[str, ...], at: tuple[int, int]) -> str:
         stages = [stage for stage in Stage if stage.value.startswith(post.role)]
         deed, stage = min(
             ((deed, stage) for deed in deeds for stage in stages),
             key=lambda pair: (self._report.faults[pair] + self._planned[pair], self._rng.random()),
         )
         self._planned[deed, stage.value] += 1
-        nth = 1 if stage in RARE else self._rng.randint(1, 12)
+        nth = 1 if stage in RARE else self._rng.randint(*at)
         return f"{deed}@{stage.value}:nth={nth}" + (":s=0.3" if deed == "delay" else "")
 
     def _heard(self, post: Post, line: str) -> None:
@@ -177,14 +186,17 @@ class Keeper:
 
     def _stopped(self, post: Post, process: NurseryProcess) -> None:
         self._report.stops += 1
+        post.stopped = True
+        self.disturbed()
         self._say(f"{post.name} is stopped")
-        task = asyncio.create_task(self._continue(process, self._rng.uniform(*STOPPED_S)))
+        task = asyncio.create_task(self._continue(post, process, self._rng.uniform(*STOPPED_S)))
         self._loop_tasks.add(task)
         task.add_done_callback(self._loop_tasks.discard)
 
-    async def _continue(self, process: NurseryProcess, after_s: float) -> None:
+    async def _continue(self, post: Post, process: NurseryProcess, after_s: float) -> None:
         await asyncio.sleep(after_s)
         process.signal(signal.SIGCONT)
+        post.stopped &= post.process is not process
 
     def _last_words(self, post: Post) -> str:
         lines = self._fleet.log(post.name).read_text(errors="replace").splitlines()

@@ -40,7 +40,8 @@ class SoakReport:
     stops: int = 0
     restarts: int = 0
     recoveries_s: list[float] = field(default_factory=list)
-    """From the death of one of two prefill nodes to the first good answer of a request that came after it."""
+    """From the death of one of two prefill nodes, all others being well and staying so, to the end of the first good
+    answer of a request that came after it."""
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By kind and stage."""
     notes: list[str] = field(default_factory=list)
@@ -70,6 +71,7 @@ class SoakReport:
         names = ("seed", "requests", "finished", "aborted", "failed_named", *MUST_BE_ZERO, "kills", "stops", "restarts")
         return {
             **{name: getattr(self, name) for name in names},
+            "recoveries": len(self.recoveries_s),
             "max_recovery_s": round(self.max_recovery_s, 3),
             "failures": dict(self.failures),
             "faults": {f"{kind}@{stage}": n for (kind, stage), n in sorted(self.faults.items())},

@@ -54,6 +54,7 @@ class Soak:
         self._right: dict[int, MonolithAnswer] = {}
         self._keeper = Keeper(self._fleet, report, settings.seed, pool_pages=settings.pool_pages, say=self._tell)
         self._keeper.lost = self._prefill_lost
+        self._keeper.disturbed = self._disturbed
         self._lost_at: float | None = None
         self._began = time.monotonic()
 
@@ -143,13 +144,14 @@ class Soak:
             )
         return same
 
-    def _prefill_lost(self, post: Post) -> None:
+    def _prefill_lost(self) -> None:
         self._lost_at = time.monotonic()
 
+    def _disturbed(self) -> None:
+        """Something else happened before a good answer came: that is another matter."""
+        self._lost_at = None
+
     def _recovered(self, began: float) -> None:
-        others = any(post.serving.is_set() for post in self._keeper.prefills)
-        if self._lost_at is not None and not others:
-            self._lost_at = None
         if self._lost_at is not None and began >= self._lost_at:
             self._report.recoveries_s.append(time.monotonic() - self._lost_at)
             self._lost_at = None

@@ -77,6 +77,18 @@ def test_a_kill_is_a_kill_and_the_place_is_filled_again(tmp_path: Path) -> None:
     assert nursery.flags[0]["bind"] == nursery.flags[1]["bind"]
 
 
+@pytest.mark.parametrize(("well", "due"), [(True, ["disturbed", "lost"]), (False, ["disturbed"])])
+def test_a_prefill_nodes_death_counts_where_all_others_are_well(well: bool, due: list[str], tmp_path: Path) -> None:
+    nodes, _ = keeper(Nursery(tmp_path, -signal.SIGKILL))
+    heard: list[str] = []
+    nodes.lost, nodes.disturbed = lambda: heard.append("lost"), lambda: heard.append("disturbed")
+    for post in nodes.nodes[1:]:
+        post.serving.set()
+    nodes.decodes[0].stopped = not well
+    asyncio.run(kept(nodes, 2))
+    assert heard == due
+
+
 @pytest.mark.parametrize("code", [-signal.SIGABRT, 1, 0])
 def test_a_death_that_nobody_ordered_is_a_fault(tmp_path: Path, code: int) -> None:
     nodes, report = keeper(Nursery(tmp_path, code))

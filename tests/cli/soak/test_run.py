@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
-from pdkv.cli.soak.keeper import Post
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.run import Soak, SoakSettings, held_pages
 from pdkv.cli.soak.traffic import SoakAsk
@@ -106,13 +105,15 @@ def test_recovery_counts_requests_that_came_after_the_death() -> None:
     async def body() -> None:
         report = SoakReport(seed=0)
         soak = Soak(SoakSettings(1.0, 0, 1, 48, 1.0), report, lambda text: None)
-        post: Post = soak._keeper.prefills[0]
-        post.serving.set()
-        soak._prefill_lost(soak._keeper.prefills[1])
+        soak._prefill_lost()
         assert soak._lost_at is not None
         soak._recovered(soak._lost_at - 1)
         assert not report.recoveries_s
         soak._recovered(soak._lost_at)
+        assert len(report.recoveries_s) == 1
+        soak._prefill_lost()
+        soak._disturbed()
+        soak._recovered(soak._began + 1e9)
         assert len(report.recoveries_s) == 1
         soak._reference.close()
 
