@@ -62,8 +62,8 @@ class Post:
 
 
 class Keeper:
-    """`disturbed` is called when a node has died or was stopped; then `lost`, if that was a prefill node's death and all
-    others were well."""
+    """`disturbed` is called when a node has died or was stopped; then `lost`, if that was a prefill node's death
+    and all others were well."""
 
     def __init__(self, fleet: Nursery, report: SoakReport, seed: int, *, pool_pages: int, say: Callable[[str], None]):
         self._fleet = fleet
