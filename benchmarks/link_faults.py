@@ -1,0 +1,220 @@
+"""A link between two network namespaces that is slow, goes down under a transfer and comes back: what requests see.
+
+    python benchmarks/link_faults.py [--mbit 40] [--json]
+
+One prefill node stands in a namespace of its own, behind a veth pair that `tc tbf` shapes; a decode node and a second
+prefill node stay outside. Needs Linux, root, and `ip` and `tc` (iproute2). Everything it made is gone afterwards.
+
+Exit code 0 only if each case ended as it has to: on a slow link the right tokens; with the link down, under `fail` a
+named error, under `retry` and `recompute` the right tokens; with the link up again the right tokens, and no page held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+
+from pdkv.cli.demo.asks import text_tokens
+from pdkv.cli.demo.fleet import command
+from pdkv.cli.demo.reference import Reference
+from pdkv.config import PrefillConfig
+from pdkv.errors import PdkvError
+from pdkv.ids import RequestId
+from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, NodeStatus, Sampling
+from pdkv.rpc.client import GrpcDirectory
+from pdkv.rpc.security import PlainText
+
+HERE, THERE = "10.98.7.1", "10.98.7.2"
+CHUNK, LENGTH = 512, 2500
+SAMPLING = Sampling(max_tokens=8)
+LIMIT_S = 90.0
+NODE = {"model": "tiny", "threads": 1, "insecure": True, "ucx_tls": "tcp", "log_level": "warning"}
+
+
+DECODE = {"bind": f"{HERE}:0", "fence_after_s": 3, "recompute_chunk_tokens": CHUNK}
+"""Steps of equal shapes on all nodes, so that answers can be compared token by token."""
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    policy: str
+    ended: str
+    """"right", "wrong", or the error's kind."""
+    due: str
+    seconds: float
+    ok: bool
+
+
+class Link:
+    """The namespace and the pair; `down` and `up` at this side."""
+
+    def __init__(self, mbit: int) -> None:
+        self.space = f"pdkv{os.getpid()}"
+        self._near, self._far = f"pk{os.getpid() % 10**6}a", f"pk{os.getpid() % 10**6}b"
+        self._mbit = mbit
+
+    def __enter__(self) -> Link:
+        inside = f"ip netns exec {self.space}"
+        shape = f"root tbf rate {self._mbit}mbit burst 64k latency 100ms"
+        for line in (
+            f"ip netns add {self.space}",
+            f"ip link add {self._near} type veth peer name {self._far} netns {self.space}",
+            f"ip addr add {HERE}/24 dev {self._near}",
+            f"ip link set {self._near} up",
+            f"{inside} ip addr add {THERE}/24 dev {self._far}",
+            f"{inside} ip link set {self._far} up",
+            f"{inside} ip link set lo up",
+            f"tc qdisc add dev {self._near} {shape}",
+            f"{inside} tc qdisc add dev {self._far} {shape}",
+        ):
+            subprocess.run(line.split(), check=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["ip", "link", "del", self._near], check=False)
+        subprocess.run(["ip", "netns", "del", self.space], check=False)
+
+    def set(self, state: str) -> None:
+        subprocess.run(["ip", "netns", "exec", self.space, "ip", "link", "set", self._far, state], check=True)
+
+    @property
+    def inside(self) -> list[str]:
+        return ["ip", "netns", "exec", self.space]
+
+
+@asynccontextmanager
+async def node(role: str, name: str, prefix: list[str], **flags: str | int | bool) -> AsyncIterator[str]:
+    """A node's address, as long as the body runs."""
+    line = [*prefix, *command(role, name, {**NODE, **flags})]
+    process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        said = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
+        yield json.loads(said)["address"]
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+class Fleet:
+    def __init__(self, link: Link, far: str, near: str, decode: str) -> None:
+        self.link = link
+        self.far, self.near, self.decode = far, near, decode
+        self.directory = GrpcDirectory(PlainText())
+        self.reference = Reference(PrefillConfig(model="tiny", chunk_tokens=CHUNK, threads=1))
+        self.rows: list[Row] = []
+        self._asked = 0
+
+    async def case(self, case: str, policy: FailurePolicy, due: str, *, cut: bool = False) -> None:
+        """One new prompt; with `cut` the link goes down while its pages travel."""
+        self._asked += 1
+        tokens, began = text_tokens(70_000 + self._asked, LENGTH), time.monotonic()
+        alternates = (self.near,) if policy is FailurePolicy.RETRY else ()
+        request = GenerateRequest(
+            RequestId(f"link-{self._asked}"),
+            tokens,
+            SAMPLING,
+            prefill_address=self.far,
+            prefill_alternates=alternates,
+            on_failure=policy,
+            remaining_s=LIMIT_S,
+        )
+        asking = asyncio.create_task(self._ask(request))
+        if cut:
+            await self._travelling(asking)
+            self.link.set("down")
+        try:
+            said = await asking
+            ended = "right" if said == (await self.reference.ask(tokens, SAMPLING)).tokens else "wrong"
+        except PdkvError as error:
+            ended = error.kind
+        seconds = time.monotonic() - began
+        self.rows.append(Row(case, policy.value, ended, due, round(seconds, 2), ended in due.split("|")))
+
+    async def _ask(self, request: GenerateRequest) -> tuple[int, ...]:
+        said: list[int] = []
+        async with aclosing(self.directory.decode(self.decode).generate(request)) as events:
+            async for event in events:
+                if not isinstance(event, GenerateDone):
+                    said.append(event.token)
+        return tuple(said)
+
+    async def _travelling(self, asking: asyncio.Task[tuple[int, ...]]) -> None:
+        """Until decode has pages of it, and not all."""
+        before = (await self._status()).pages["cached"]
+        while (await self._status()).pages["cached"] == before and not asking.done():
+            await asyncio.sleep(0.02)
+
+    async def _status(self) -> NodeStatus:
+        return await self.directory.decode(self.decode).status()
+
+    async def at_rest(self) -> None:
+        """No page held on any node, in good time."""
+        began, held = time.monotonic(), -1
+        while held and time.monotonic() - began < LIMIT_S:
+            states = [await self._status()]
+            states += [await self.directory.peer(address).status() for address in (self.far, self.near)]
+            held = sum(s.pages["total"] - s.pages["free"] - s.pages["cached"] for s in states)
+            await asyncio.sleep(0.1 if held else 0.0)
+        seconds = round(time.monotonic() - began, 2)
+        self.rows.append(Row("nothing is held any more", "", f"{held} pages", "0 pages", seconds, held == 0))
+
+
+async def run(mbit: int) -> list[Row]:
+    with Link(mbit) as link:
+        flags = {"chunk_tokens": CHUNK, "lease_ttl_s": 5}
+        async with (
+            node("prefill", "far", link.inside, bind=f"{THERE}:7000", **flags) as far,
+            node("prefill", "near", [], bind=f"{HERE}:0", **flags) as near,
+            node("decode", "d", [], **DECODE, prefill_addresses=f"{far},{near}") as decode,
+        ):
+            fleet = Fleet(link, far, near, decode)
+            try:
+                await fleet.case("slow link", FailurePolicy.FAIL, "right")
+                for policy, due in (
+                    (FailurePolicy.FAIL, "PeerLost|TransferUnsettled|LeaseExpired"),
+                    (FailurePolicy.RETRY, "right"),
+                    (FailurePolicy.RECOMPUTE, "right"),
+                ):
+                    await fleet.case("link down under the transfer", policy, due, cut=True)
+                    link.set("up")
+                    await fleet.case("link up again", FailurePolicy.RETRY, "right")
+                await fleet.at_rest()
+            finally:
+                fleet.reference.close()
+                await fleet.directory.close()
+            return fleet.rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mbit", type=int, default=40, help="rate of the link, 10^6 bit/s (default 40)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    options = parser.parse_args()
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing or os.geteuid():
+        print(f"needs root, and iproute2 ({', '.join(missing) or 'found'})", file=sys.stderr)
+        raise SystemExit(2)
+    rows = asyncio.run(run(options.mbit))
+    ok = all(row.ok for row in rows)
+    if options.json:
+        print(json.dumps({"mbit": options.mbit, "cpus": os.cpu_count(), "rows": [asdict(r) for r in rows], "ok": ok}))
+    else:
+        for row in rows:
+            print(f"{'ok ' if row.ok else 'BAD'} {row.case:32} {row.policy:10} {row.ended:20} {row.seconds:7.2f} s")
+    raise SystemExit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()
