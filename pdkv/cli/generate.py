@@ -93,7 +93,7 @@ HELP = """Generate from a running fleet and stream the tokens.
 
 def run_generate(options: GenerateOptions) -> None:
     if bool(options.decode) == bool(options.router):
-        raise ConfigError("decode, router", f"{options.decode!r}, {options.router!r}", "exactly one of the two")
+        raise ConfigError("--decode, --router", f"{options.decode!r}, {options.router!r}", "exactly one of the two")
     if options.wait is not None and not 0 < options.wait < math.inf:
         raise ConfigError("wait", options.wait, "a number of seconds above 0")
     policy = _policy(options.on_failure)

@@ -123,8 +123,8 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
         try:
             registry = Registry(config.prefill_addresses, config.decode_addresses)
             policy = FailurePolicy(config.on_failure) if config.on_failure else None
-            router, watch = Router(registry, directory, policy), Watch(registry, directory)
             readiness = Readiness()
+            router, watch = Router(registry, directory, policy), Watch(registry, directory, readiness)
             control = Control(readiness, router.drain)
             services = Services(router=router, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())

@@ -146,7 +146,7 @@ def status_text(found: NodeStatus | RouterStatus, address: str) -> Iterator[Rend
         if isinstance(value, Contract):
             contract += _contract_words(value)
         elif isinstance(value, Mapping):
-            maps[field.name] = value
+            maps[field.name] = dict(sorted(value.items()))
         elif field.name not in ("name", "role") and value != "" and value is not False:
             words.append((field.name, value))
     yield _columns("", {word: (value,) for word, value in words + contract}, ())

@@ -83,7 +83,8 @@ def load_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError("model", str(source), f"{', '.join(PRESETS)}, or the path of a config.json ({e})") from e
+            words = f"{', '.join(PRESETS)}, or the path of a config.json or of a directory with one ({e})"
+            raise ConfigError("model", str(source), words) from e
     try:
         config = json.loads(text)
     except json.JSONDecodeError as e:

@@ -92,7 +92,7 @@ class DecodeNode:
 
     async def _serve(self, request: GenerateRequest, emit: Emit) -> None:
         if self.draining:
-            raise Draining("this node is draining", node=self.parts.name)
+            raise Draining(f"{self.parts.name} is draining", node=self.parts.name)
         if request.request_id in self._running:
             raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)
         if request.sampling.max_tokens < 1:

@@ -168,7 +168,7 @@ class PrefillNode:
     async def _serve(self, request: PrefillRequest, lease_id: LeaseId, emit: Emit) -> None:
         self.peers.check(request.envelope)
         if self.draining:
-            raise Draining("this node is draining", node=self.parts.name)
+            raise Draining(f"{self.parts.name} is draining", node=self.parts.name)
         key = (request.envelope.sender, request.request_id)
         if key in self._running:
             raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)

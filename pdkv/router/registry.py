@@ -63,6 +63,8 @@ class Node:
     """When a request failed on it last."""
     looked_s: float = float("-inf")
     """When it was asked for its status last."""
+    answers: bool = False
+    """It did when it was asked for its status last, and didn't say that it can't serve."""
     trial: Trial | None = None
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, RemoteError
 from pdkv.node.messages import NodeStatus
 from pdkv.node.ports import DecodeService
+from pdkv.node.readiness import Readiness
 from pdkv.node.rounds import Rounds
 from pdkv.router.registry import Node, Registry, Role
 
@@ -45,12 +46,16 @@ class NodeDirectory(Protocol):
 class Watch(Rounds[Node]):
     """Has `run`, for the router's life, and `step`."""
 
-    def __init__(self, registry: Registry, nodes: NodeDirectory, *, every_s: float = 2.0) -> None:
-        """`every_s`: between two looks at a node that is up."""
+    def __init__(
+        self, registry: Registry, nodes: NodeDirectory, readiness: Readiness | None = None, *, every_s: float = 2.0
+    ) -> None:
+        """`every_s`: between two looks at a node that is up. `readiness`, the router's, hears whether a pair is."""
         super().__init__(registry.now)
         self._registry = registry
         self._nodes = nodes
         self._every_s = every_s
+        self._readiness = readiness or Readiness()
+        self._say()
         registry.failed = self.changed.set
 
     def due(self) -> Mapping[Node, float]:
@@ -69,12 +74,22 @@ class Watch(Rounds[Node]):
         except (PeerLost, DeadlineExceeded, RemoteError) as error:
             if not key.down:
                 log.warning("%s node %s is down: %s: %s", key.role, key.address, error.kind, error)
+            key.answers = False
             self._registry.unheard(key, error)
         except PdkvError as error:
             # It is there, and doesn't say to us how it is: requests will find out.
             log.warning("%s node %s gives no status: %s: %s", key.role, key.address, error.kind, error)
+            key.answers = True
         else:
+            key.answers = not (status.unready or status.draining)
             self._note(key, status)
+        self._say()
+
+    def _say(self) -> None:
+        """A router that knows of no node of a role that is up can serve nobody."""
+        up = {node.role for node in self._registry if node.answers}
+        missing = [role.value for role in Role if role not in up]
+        self._readiness.say("nodes", f"no {' and no '.join(missing)} node is up" if missing else "")
 
     def _note(self, node: Node, status: NodeStatus) -> None:
         if node.name != status.name:

@@ -74,7 +74,7 @@ class _Client:
             with self._channels.to(self.address, node) as channel:
                 yield self._service(channel)
         except grpc.aio.AioRpcError as failure:
-            error = error_from(failure, address=self.address, what=what)
+            error = error_from(failure, address=self.address, what=what, tls=self._channels.tls)
             if isinstance(error, TlsRefused) and (complaint := self._channels.complaint):
                 raise TlsRefused(f"{error}; this side's own is bad: {complaint}", **error.fields) from failure
             raise error from failure

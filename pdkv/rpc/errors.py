@@ -60,13 +60,15 @@ def status_of(error: PdkvError) -> grpc.Status:
     return rpc_status.to_status(status_pb2.Status(code=code, message=detail.message, details=[packed]))
 
 
-def error_from(failure: grpc.aio.AioRpcError, *, address: str, what: str) -> PdkvError:
+def error_from(failure: grpc.aio.AioRpcError, *, address: str, what: str, tls: bool = True) -> PdkvError:
     """The error that a call to `address` ended with. Its `address` field names the node that it comes from: over
-    several hops, the last one of them."""
+    several hops, the last one of them. `tls`: the call was made under TLS, which may be what it failed of.
+    """
     detail = _received(failure)
     if detail is None:
         if why := _tls_words(failure):
-            return TlsRefused(f"{what} at {address}: {why}", address=address, code=failure.code().name)
+            refused = TlsRefused if tls else PeerLost
+            return refused(f"{what} at {address}: {why}", address=address, code=failure.code().name)
         kind = BARE.get(failure.code(), RemoteError)
         words = f"{what} at {address}: {failure.code().name}: {failure.details()}"
         return kind(words, address=address, code=failure.code().name)
@@ -82,6 +84,8 @@ def _tls_words(failure: grpc.aio.AioRpcError) -> str:
         return ""
     if "Hostname Verification Check failed" in said:
         return "its certificate is of our CA, but has no name for who was dialled: make one with that DNS name or IP"
+    if "WRONG_VERSION_NUMBER" in said:
+        return "it speaks plain text, and this side TLS"
     if "handshake failed" in said:
         return f"its certificate is refused: look at its tls_certificate, and at tls_ca here ({said})"
     if _HUNG_UP.search(said):

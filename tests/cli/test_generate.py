@@ -172,8 +172,8 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "field"),
     [
-        (("a",), "decode, router"),
-        (("a", "--decode", "a:1", "--router", "b:2"), "decode, router"),
+        (("a",), "--decode, --router"),
+        (("a", "--decode", "a:1", "--router", "b:2"), "--decode, --router"),
         (("a", "--decode", "nowhere"), "address"),
         (("a", "--decode", "a:1", "--sample", "heat=1"), "sample"),
         (("a", "--decode", "a:1", "--sample", "seed=x"), "sample.seed"),

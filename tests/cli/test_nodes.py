@@ -20,15 +20,16 @@ from tests.waiting import until
 ADDRESSES = {"prefill_addresses": "127.0.0.1:1", "decode_addresses": "127.0.0.1:2,127.0.0.1:3"}
 
 
-def test_a_router_serves_when_it_says_so_and_ends_well_when_told() -> None:
+def test_a_router_is_not_ready_before_its_nodes_are_and_ends_well_when_told() -> None:
     async def body() -> None:
         async with Fleet() as fleet, asyncio.timeout(60):
             node = await fleet.start("router", "r0", {**ADDRESSES, "insecure": True})
             async with grpc.aio.insecure_channel(node.address) as channel:
-                check = health_pb2_grpc.HealthStub(channel).Check
                 for service in ("", "pdkv.v1.Router"):
-                    reply = await check(health_pb2.HealthCheckRequest(service=service))
-                    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+                    watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+                    async for reply in watched:
+                        if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                            break
             directory = GrpcDirectory(PlainText())
             asked = directory.router(node.address).status
             status = await until(asked, lambda s: "up" not in {**s.prefill, **s.decode}.values(), "nobody is there")
@@ -39,7 +40,10 @@ def test_a_router_serves_when_it_says_so_and_ends_well_when_told() -> None:
             assert await node.wait() == 0
             lines = node.log.read_text().splitlines()
             lines = [line for line in lines if "pdkv.router" not in line]
-            assert [line.split(": ")[1].split()[0] for line in lines] == ["plain", "serving", "told", "ended"], lines
+            assert [line.split(": ")[1].split()[0] for line in lines] == ["plain", "serving", "not", "told", "ended"], (
+                lines
+            )
+            assert "no prefill and no decode node is up" in lines[2]
             assert f"role=router name=r0 address={node.address}" in lines[1]
 
     asyncio.run(body())

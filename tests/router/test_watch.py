@@ -11,6 +11,7 @@ import pytest
 from pdkv.errors import DeadlineExceeded, NotAuthorised, PdkvError, PeerLost, RemoteError
 from pdkv.node.flow import together
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
+from pdkv.node.readiness import Readiness
 from pdkv.router.registry import Node, Registry, Role
 from pdkv.router.watch import Watch
 from tests.router.fleet import Clock, node, registry, said
@@ -161,5 +162,32 @@ def test_draining_is_passed_over_and_joining_is_looked_at() -> None:
         scene.nodes.remove(Role.PREFILL, "p0")
         await scene.look(2.0)
         assert scene.said.asked.count("p0") == 1
+
+    run(body)
+
+
+def test_a_router_is_ready_when_a_node_of_each_role_is_up() -> None:
+    async def body() -> None:
+        nodes = registry(1, 2)
+        said, readiness = Statuses(nodes), Readiness()
+        watch = Watch(nodes, said, readiness)
+        assert readiness.unready == "no prefill and no decode node is up"
+        said.errors["p0"] = PeerLost("gone")
+        for one in nodes:
+            await watch.visit(one)
+        assert readiness.unready == "no prefill node is up"
+        said.errors["p0"] = NotAuthorised("a router may not ask")
+        await watch.visit(node(nodes, "p0"))
+        assert readiness.unready == "", "it is there, and requests will find out"
+        del said.errors["p0"]
+        for facts, due in (({"draining": True}, "no prefill node is up"), ({}, "")):
+            said.facts["p0"] = facts
+            await watch.visit(node(nodes, "p0"))
+            assert readiness.unready == due
+        for address in ("d0", "d1"):
+            assert readiness.unready == ""
+            said.errors[address] = PeerLost("gone")
+            await watch.visit(node(nodes, address))
+        assert readiness.unready == "no decode node is up"
 
     run(body)

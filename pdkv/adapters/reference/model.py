@@ -144,7 +144,8 @@ def _seeded(settings: Any, seed: int, dtype: torch.dtype) -> Any:
     with torch.device("meta"):
         size = sum(p.numel() for p in GlmMoeDsaForCausalLM(settings).parameters())
     if size > MAX_SEEDED_PARAMETERS:
-        raise ConfigError("preset with seeded weights", f"{size:,} parameters", f"at most {MAX_SEEDED_PARAMETERS:,}")
+        words = f"at most {MAX_SEEDED_PARAMETERS:,}; else a checkpoint's directory, or the synthetic engine"
+        raise ConfigError("preset with seeded weights", f"{size:,} parameters", words)
     with torch.random.fork_rng(devices=[]):
         module = GlmMoeDsaForCausalLM(settings)
     exact = module._keep_in_fp32_modules_strict or ()  # the router; from_pretrained leaves the same in float32
