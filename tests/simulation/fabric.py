@@ -19,6 +19,8 @@ from pdkv.ids import UInt64Array
 from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Memory, Prepared, Side
 from tests.simulation.world import Process, World
 
+STALL_S = 0.05
+"""Until a read that doesn't move is looked at again."""
 ANYBODY = -1
 """Who may write to the sink page."""
 
@@ -74,8 +76,10 @@ class Watch:
 class Fabric:
     """Agents by name, and the reads that run between them."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, one_sided: bool) -> None:
+        """`one_sided`: a source needn't run for its memory to be read, as with RDMA; over TCP it must."""
         self.world = world
+        self.one_sided = one_sided
         self.agents: dict[str, SimulatedBackend] = {}
         self.scripts: dict[str, list[ReadFault]] = {}
         """By node: what becomes of its next data reads."""
@@ -83,6 +87,7 @@ class Fabric:
         """By node: its reads take long."""
         self.amid: dict[str, Callable[[], None]] = {}
         """By node: what is to happen amid its next data read."""
+        self._cut_until: dict[frozenset[str], float] = {}
         self._graves: dict[str, SimulatedBackend] = {}
         """Agents whose process died."""
         self._heirs: dict[str, str] = {}
@@ -110,6 +115,25 @@ class Fabric:
     def inherit(self, agent: str, heir: str) -> None:
         """The next life of the node has its memory where the one before had it."""
         self._heirs[agent] = heir
+
+    def cut(self, a: str, b: str, seconds: float) -> None:
+        """Nothing moves between two nodes for a while."""
+        until = self.world.now + seconds
+        self._cut_until[frozenset((a, b))] = max(until, self._cut_until.get(frozenset((a, b)), 0.0))
+
+    def mend(self) -> None:
+        """Everything moves, and nothing is planned any more."""
+        for plans in (self.scripts, self.slow_until, self.amid, self._cut_until):
+            plans.clear()
+
+    def stalls(self, reader: Process, read: Read) -> bool:
+        """The link is cut, or the source stands still and has to do something for its bytes to move."""
+        source = self.agents.get(read.source)
+        if source is None:
+            return False
+        if self.world.now < self._cut_until.get(frozenset((reader.name, source.process.name)), 0.0):
+            return True
+        return not self.one_sided and source.process.stopped_until > self.world.now
 
     def address(self, read: Read, piece: int) -> int | None:
         """Where a piece is read from; None while nothing is there."""
@@ -270,10 +294,13 @@ class SimulatedBackend:
     def _land(self, read: Read, part: list[int]) -> None:
         if self.closed or not read.left:
             return
+        if self.fabric.stalls(self.process, read):
+            self.world.after(STALL_S, self._land, read, part)
+            return
         places = [self.fabric.address(read, piece) for piece in part]
         if None in places:
             if read.survives:
-                self.world.after(0.05, self._land, read, part)
+                self.world.after(STALL_S, self._land, read, part)
             return
         for piece, place in zip(part, places, strict=True):
             if read.claims:
@@ -304,8 +331,8 @@ class SimulatedBackend:
             self._over(read, End(EndState.FAILED, "simulated failure"), landing=False)
         elif kind == "lose":
             self._over(read, End(EndState.LOST, "simulated loss"), landing=True)
-        elif read.left:
-            self.world.after(0.05, self._end, read)
+        elif read.left or self.fabric.stalls(self.process, read):
+            self.world.after(STALL_S, self._end, read)
         else:
             self._over(read, End(EndState.DONE, bytes=sum(read.lengths), descriptors=len(read.lengths)), landing=False)
 

@@ -10,17 +10,14 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from pdkv.errors import CapacityError
 from pdkv.ids import PageHashes, RequestId
-from pdkv.node.messages import NodeIntro, PagesSealed, PrefillDone
 from pdkv.node.stages import Stage
 from tests.simulation.fabric import ReadFault
+from tests.simulation.garbage import Garbage
 from tests.simulation.network import KEEPALIVE_S
 from tests.simulation.nodes import Fleet, Life
 from tests.simulation.world import Killed
@@ -60,14 +57,11 @@ class Faults:
         """Lets the client of a request go."""
         self.peer_of: Callable[[Life, RequestId], str] = lambda life, request: ""
         """The other node of a request."""
-        self.wrong_accounts: list[PrefillDone] = []
-        """As they arrived."""
+        self.garbage = Garbage(self.world)
         self.calm = False
         """No more faults."""
         self._plan = {(p.stage, p.nth): p.kind for p in plan}
         self._reached: Counter[Stage] = Counter()
-        self._garble: dict[str, list[Callable[[Any], Any]]] = {}
-        """By sender: what becomes of its next messages."""
 
     def at(self, life: Life, stage: Stage, request: RequestId) -> None:
         """A stage is reached."""
@@ -122,10 +116,9 @@ class Faults:
             self.drain(peer, life, request)
 
     def compact(self, life: Life, peer: Life, request: RequestId) -> None:
-        """Cached pages are moved about, on both nodes."""
+        """Low pages are kept from requests for a while, so that cached ones are moved there, on both nodes."""
         for one in (life, peer):
-            if one.alive and one.node is not None:
-                one.process.create_task(one.node.compact())
+            one.process.call_soon(self._compact, one, self.world.between(0.02, 0.3))
 
     def other_weights(self, life: Life, peer: Life, request: RequestId) -> None:
         """The peer's next life has another model, until the faults are over."""
@@ -134,8 +127,13 @@ class Faults:
     # --- links ----------------------------------------------------------------------------------------------------
 
     def partition(self, life: Life, peer: Life, request: RequestId) -> None:
+        """Of calls and reads, or of either of them."""
         seconds = self.world.random.choice((0.1, 1.0, 4.0, KEEPALIVE_S + 2.0))
-        self.fleet.network.cut(life.process.name, peer.process.name, seconds)
+        ends, what = (life.process.name, peer.process.name), self.world.random.randrange(3)
+        if what != 1:
+            self.fleet.network.cut(*ends, seconds)
+        if what != 2:
+            self.fleet.fabric.cut(*ends, seconds)
 
     def half_open(self, life: Life, peer: Life, request: RequestId) -> None:
         seconds = self.world.random.choice((0.1, 1.0, 4.0, KEEPALIVE_S + 2.0))
@@ -211,7 +209,7 @@ class Faults:
         self.fleet.fabric.amid[reader.process.name] = partial(self._reuse, source)
 
     def lease_expiry(self, life: Life, peer: Life, request: RequestId) -> None:
-        source = life if life.role == "prefill" else peer
+        source = _prefill_of(life, peer)
         source.process.jump(self.fleet.shape.lease_ttl_s * 1.01)
 
     def exhaust(self, life: Life, peer: Life, request: RequestId) -> None:
@@ -221,14 +219,14 @@ class Faults:
         self._exhaust(peer, self.world.between(0.1, 3.0))
 
     def garbage_words(self, life: Life, peer: Life, request: RequestId) -> None:
-        self._next_from(life if life.role == "prefill" else peer, self._garbled_pages)
+        self.garbage.next_from(_prefill_of(life, peer), self.garbage.pages)
 
     def wrong_account(self, life: Life, peer: Life, request: RequestId) -> None:
-        self._next_from(life if life.role == "prefill" else peer, self._garbled_account)
+        self.garbage.next_from(_prefill_of(life, peer), self.garbage.account)
 
     def garbage_metadata(self, life: Life, peer: Life, request: RequestId) -> None:
         """Of a node that begins a new life: its first introductions are damaged."""
-        self._next_from(peer, self._garbled_intro)
+        self.garbage.next_from(peer, self.garbage.intro)
         self._kill(peer)
 
     def abort_request(self, life: Life, peer: Life, request: RequestId) -> None:
@@ -267,80 +265,33 @@ class Faults:
 
     def _hoard(self, life: Life, seconds: float) -> None:
         """Everything that can be had is somebody else's for a while, who writes to it."""
-        manager = life.manager
-        census = manager.census()
-        amount = census["free"] + manager.tree.evictable
+        self._taken(life, life.manager.census()["free"] + life.manager.tree.evictable, seconds, lambda: None)
+
+    def _compact(self, life: Life, seconds: float) -> None:
+        def compact() -> None:
+            life.process.create_task(life.node.compact())
+
+        self._taken(life, min(life.manager.census()["free"], 4), seconds, compact)
+
+    def _taken(self, life: Life, amount: int, seconds: float, then: Callable[[], None]) -> None:
+        """So many pages are somebody else's for a while."""
         if not amount:
             return
         try:
-            reservation = manager.reserve(PageHashes(), amount, max_hit_pages=0)
+            reservation = life.manager.reserve(PageHashes(), amount, max_hit_pages=0)
         except CapacityError:
             return
         life.pool.zero(reservation.pages)
-        life.process.call_later(seconds, manager.end, reservation)
 
-    def _next_from(self, sender: Life, change: Callable[[Any], Any]) -> None:
-        self._garble.setdefault(sender.process.name, []).append(change)
+        def give_back() -> None:
+            life.manager.end(reservation)
+            then()
 
-    def change(self, sender: str, receiver: str, message: Any) -> Any:
-        """A message on its way."""
-        waiting = self._garble.get(sender)
-        if waiting and not self.calm:
-            for change in waiting:
-                if (changed := change((receiver, message))) is not None:
-                    waiting.remove(change)
-                    self.world.note("garbled", sender, type(message).__name__)
-                    return changed
-        return message
+        life.process.call_later(seconds, give_back)
 
-    def _garbled_pages(self, sent: tuple[str, Any]) -> Any:
-        _, message = sent
-        if not isinstance(message, PagesSealed):
-            return None
-        ids, generations, digests = message.page_ids, message.generations, message.digests
-        match self.world.random.randrange(6):
-            case 0:
-                return replace(message, page_ids=ids + np.int32(1 << 20))
-            case 1:
-                return replace(message, page_ids=np.zeros_like(ids))
-            case 2:
-                return replace(message, generations=generations + np.uint64(1))
-            case 3:
-                return replace(message, digests=digests ^ np.uint64(4))
-            case 4:
-                return replace(message, first_index=message.first_index + 1)
-            case _:
-                return replace(message, hashes=PageHashes(bytes(len(message.hashes.raw))))
 
-    def _garbled_account(self, sent: tuple[str, Any]) -> Any:
-        _, message = sent
-        if not isinstance(message, PrefillDone):
-            return None
-        account = message.account
-        changed = self.world.random.choice(
-            (
-                replace(account, prompt_tokens=account.prompt_tokens + 1),
-                replace(account, resume_tokens=account.resume_tokens + 8),
-                replace(account, last_page_hash=bytes(32)),
-                replace(account, indexer_types=("full", "full")),
-            )
-        )
-        self.wrong_accounts.append(replace(message, account=changed))
-        return self.wrong_accounts[-1]
-
-    def _garbled_intro(self, sent: tuple[str, Any]) -> Any:
-        _, message = sent
-        if not isinstance(message, NodeIntro):
-            return None
-        match self.world.random.randrange(3):
-            case 0:
-                return replace(message, agent_metadata=message.agent_metadata[:-7])
-            case 1:
-                return replace(message, metadata_checksum=message.metadata_checksum ^ 1)
-            case _:
-                moved = tuple(replace(s, base=s.base + (1 << 40)) for s in message.pool.segments)
-                regions = tuple(replace(r, address=r.address + (1 << 40)) for r in message.pool.regions)
-                return replace(message, pool=replace(message.pool, segments=moved, regions=regions))
+def _prefill_of(life: Life, peer: Life) -> Life:
+    return life if life.role == "prefill" else peer
 
 
 KINDS: dict[str, Callable[[Faults, Life, Life, RequestId], None]] = {

@@ -49,6 +49,7 @@ class Shape:
     peer_pages_share: float
     keeper: KeeperSettings
     speculation: str
+    one_sided: bool
     pace: float
     """How much longer than others its steps take."""
     preempt: PreemptPolicy
@@ -58,8 +59,8 @@ class Shape:
     @classmethod
     def drawn(cls, rng: random.Random) -> Shape:
         return cls(
-            prefill_pages=rng.choice((14, 20, 40)),
-            decode_pages=rng.choice((14, 20, 40)),
+            prefill_pages=rng.choice((12, 16, 28)),
+            decode_pages=rng.choice((12, 16, 28)),
             lease_ttl_s=rng.choice((1.0, 3.0, 10.0)),
             read_deadline_s=rng.choice((0.5, 2.0, 8.0)),
             fence_after_s=rng.choice((0.5, 3.0)),
@@ -67,6 +68,7 @@ class Shape:
             peer_pages_share=rng.choice((0.5, 1.0)),
             keeper=KeeperSettings(probe_s=rng.choice((1.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
             speculation=rng.choice(("none", "none", "none", "oracle")),
+            one_sided=rng.random() < 0.5,
             pace=rng.choice((1.0, 1.0, 12.0)),
             preempt=rng.choice(tuple(PreemptPolicy)),
             placements=rng.choice((("page_major",), ("layer_major",), ("page_major", "layer_major"))),
@@ -109,7 +111,7 @@ class Life:
     process: Process
     role: str
     name: PeerName
-    pool: SlotPool
+    pool: SimulatedPool
     fabric: Fabric
     parts: NodeParts = field(init=False)
     node: Any = None
@@ -124,6 +126,7 @@ class Life:
     def __post_init__(self) -> None:
         pool = self.pool
         memory = zip(pool.memory.addresses, pool.memory.buffer_bytes, strict=True)
+        pool.written = self.require_quiet
         self._spans = [(start, start + size, size // pool.num_pages) for start, size in memory]
         self._views = [pool.piece_view(piece).numpy() for piece in pool._page_pieces]
 
@@ -165,14 +168,20 @@ class SimulatedPool(SlotPool):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._kept: dict[Piece, Any] = {}
+        self.written: Callable[[LocalPages], None] = lambda pages: None
+        """Told of pages before others are moved there."""
 
     def piece_view(self, piece: Piece) -> Any:
         if piece not in self._kept:
             self._kept[piece] = super().piece_view(piece)
         return self._kept[piece]
 
+    def copy_pages(self, source: LocalPages, target: LocalPages) -> None:
+        self.written(target)
+        super().copy_pages(source, target)
 
-def make_pool(rng: random.Random, pages: int, placement: PlacementKind) -> SlotPool:
+
+def make_pool(rng: random.Random, pages: int, placement: PlacementKind) -> SimulatedPool:
     """Its memory is as another process left it."""
     place = _PLACEMENTS[placement](FORMAT, pages)
     memory = allocate(place.buffer_bytes, kind="torch")
@@ -188,7 +197,7 @@ class Fleet:
         self.world = world
         self.shape = shape
         self.network = Network(world)
-        self.fabric = Fabric(world)
+        self.fabric = Fabric(world, one_sided=shape.one_sided)
         self.lives: dict[str, Life] = {}
         self.all_lives: list[Life] = []
         self.checked: Callable[..., None] = lambda life, order, outcome: None

@@ -32,6 +32,8 @@ PREFILL, DECODE = ("p0", "p1"), ("d0", "d1")
 GRACE_S = 30.0
 """Past its own deadline a client waits so long at most."""
 PROBE_ATTEMPTS = 4
+RECOUNTS = 0.01
+"""Of all stages that are reached, those at which a node's pages are counted again."""
 PREFIXES = [np.random.default_rng([i]).integers(0, VOCAB, 48).astype(np.uint32) for i in range(3)]
 
 
@@ -75,23 +77,24 @@ class Run:
         self.fleet.network.heard, self.fleet.network.change = self._heard, self._sent
         self.client = Process(self.world, "c0")
         self.asked: dict[RequestId, Asked] = {}
+        within_s = plan.choice((0.02, 0.2, 3.0))
         for number in range(REQUESTS):
-            self._draw(plan, number)
+            self._draw(plan, number, within_s)
 
-    def _draw(self, rng: random.Random, number: int) -> None:
+    def _draw(self, rng: random.Random, number: int, within_s: float) -> None:
         prefix = rng.choice(PREFIXES)[: rng.randint(1, 48)]
         tail = np.array([rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 3, 9)))], np.uint32)
         tokens: UInt32Array = np.concatenate((prefix, tail))
         request = GenerateRequest(
             RequestId(f"r{number}"),
             tokens,
-            Sampling(max_tokens=rng.choice((1, 2, 4, 8))),
+            Sampling(max_tokens=rng.choice((1, 3, 6, 12))),
             prefill_address=rng.choice(PREFILL),
             prefill_alternates=rng.choice(((), PREFILL)),
             remaining_s=rng.choice((4.0, 20.0, 60.0)),
             on_failure=rng.choice(tuple(FailurePolicy)),
         )
-        self._know(Asked(request, rng.choice(DECODE), rng.random() * 3.0))
+        self._know(Asked(request, rng.choice(DECODE), rng.random() * within_s))
 
     def _know(self, asked: Asked) -> None:
         self.asked[asked.request.request_id] = asked
@@ -103,6 +106,8 @@ class Run:
         self.world.note(life.process.name, stage.value, request)
         if stage is Stage.ADMITTED:
             self.laws.admitted(life, request)
+        if self.world.chance(RECOUNTS):
+            self.laws.conserved(life)
         if stage is Stage.RECOMPUTING:
             self.laws.heard(wrong=False)
         self.faults.at(life, stage, request)
@@ -116,11 +121,11 @@ class Run:
         for sealed in (message, getattr(message, "tail", None)):
             if isinstance(sealed, PagesSealed):
                 self.laws.announced(self.fleet.lives[sender], sealed)
-        return self.faults.change(sender, receiver, message)
+        return self.faults.garbage.changed(sender, message)
 
     def _heard(self, receiver: str, message: Any) -> None:
         if isinstance(message, PrefillDone):
-            self.laws.heard(wrong=any(message is wrong for wrong in self.faults.wrong_accounts))
+            self.laws.heard(wrong=any(message is wrong for wrong in self.faults.garbage.wrong_accounts))
 
     def _peer_of(self, life: Life, request: RequestId) -> str:
         if life.role == "prefill":
@@ -205,12 +210,11 @@ class Run:
     def _calm(self) -> None:
         """The faults are over: links are whole, whoever is dead begins a new life, whoever stands still goes on."""
         self.faults.calm = True
+        self.faults.garbage.clear()
         network, fabric = self.fleet.network, self.fleet.fabric
         for key in list(network._links):
             network._links[key] = Link()
-        fabric.scripts.clear()
-        fabric.amid.clear()
-        fabric.slow_until.clear()
+        fabric.mend()
         for life in list(self.fleet.lives.values()):
             if life.alive and (life.parts.contract.weights_id != "simulated" or life.node.draining):
                 self.fleet.kill(life)

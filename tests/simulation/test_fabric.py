@@ -58,9 +58,9 @@ class Node:
 class Scene:
     """A reader, and a source whose pages 1 to 11 are sealed."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, one_sided: bool = True) -> None:
         self.world = World(seed)
-        self.fabric = Fabric(self.world)
+        self.fabric = Fabric(self.world, one_sided=one_sided)
         self.reader, self.source = Node(self.world, self.fabric, "d0", 0), Node(self.world, self.fabric, "p0", 9)
         self.every = LocalPages.checked(np.arange(1, PAGES), PAGES)
         self.hashes = PageHashes(bytes(range(32)) * len(self.every))
@@ -207,3 +207,20 @@ def test_a_name_is_taken_once_and_metadata_is_checked(scene: Scene) -> None:
     other = PeerName(NodeId("p1"), scene.source.name.incarnation)
     future = scene.reader.transfer.add_peer(other, offer.metadata, offer.metadata_checksum, scene.source.pool.map())
     assert isinstance(scene.come(future), ProtocolError)
+
+
+def test_a_cut_link_and_a_source_that_stands_still_hold_reads_up_and_no_others() -> None:
+    for one_sided in (True, False):
+        scene = Scene(one_sided=one_sided)
+        scene.fabric.cut("p0", "d0", 2.0)
+        assert scene.come(scene.read(1)).status is ReadStatus.DONE
+        assert 2.0 < scene.world.now < 2.2
+        scene.source.process.stop_for(3.0)
+        assert scene.come(scene.read(2)).status is ReadStatus.DONE
+        assert (scene.world.now < 2.4) is one_sided
+        scene.fabric.cut("p0", "d0", 100.0)
+        scene.fabric.mend()
+        before = scene.world.now
+        assert scene.come(scene.read(3)).status is ReadStatus.DONE
+        assert scene.world.now < before + 0.2
+        scene.world.end()

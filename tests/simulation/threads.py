@@ -210,5 +210,5 @@ class SimulatedTransfer:
             self.core.serve()
             while self.core.step(self.process.time()):
                 pass
-            if self.core.status(0.0).unsettled:
+            if self.core.busy and self.core.status(0.0).unsettled:
                 self._soon(self.settings.fence_after_s / 4)

@@ -16,9 +16,12 @@ import random
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import xxhash
+
+from pdkv.node.flow import _begun as begun_for_good
 
 LATE_S = 1e-7
 """How long after its time a timer goes off."""
@@ -257,9 +260,14 @@ class World:
             events._set_running_loop(None)
 
     def end(self) -> None:
-        """Nobody lives any more."""
+        """Nobody lives any more. What was half-way is closed now, and not whenever garbage is looked for."""
         for process in self.processes:
             process.kill()
+        for task in [task for process in self.processes for task in process.pending]:
+            begun_for_good.discard(task)
+            coroutine: Any = task.get_coro()
+            with suppress(Exception, Killed):  # clauses that wait for what never comes
+                coroutine.close()
 
     def _pass_time(self) -> None:
         when, _, process, handle = heapq.heappop(self._timers)
