@@ -92,7 +92,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             control = Control(parts.readiness, node.drain, node.compact)
             services = Services(decode=node, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
-            beside = (node.keeper.run,)
+            beside = (node.keeper.run, node.links.redial.run)
             served = Served(
                 config, server, "decode", str(parts.name), node.drain, parts.readiness, control.told, beside
             )

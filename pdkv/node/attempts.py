@@ -5,7 +5,7 @@ one attempt is kept for the next, and nothing else: first token, tail and draft 
 well; pages that a failed attempt may still write to are replaced, and not waited for. A prefill node that refuses, or
 can't be reached, hands the request on to the next one whatever the policy; one that fails it after it had accepted
 ends it (`fail`), hands it on (`retry`), or leaves the rest to this node (`recompute`). Each node is asked once; once
-more only if it began a new life, or if its pages were reused while they were read.
+more only if it began a new life, if its pages were reused while they were read, or if its lease ran out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pdkv.errors import (
     ConfigError,
     DeadlineExceeded,
     IntegrityError,
+    LeaseExpired,
     PdkvError,
     PeerLost,
     ReservationDead,
@@ -43,6 +44,8 @@ from pdkv.node.stages import Stage
 
 log = logging.getLogger(__name__)
 
+VOID = (StalePages, LeaseExpired)
+"""What a request was promised is gone; the node that promised it may be well."""
 SAME_NODE_AGAIN = 1
 """How often a node is asked again that began a new life, or whose pages were reused."""
 OF_THIS_NODE = (ConfigError, IntegrityError, ReservationDead)
@@ -144,7 +147,9 @@ class Attempts:
             else:
                 refusal = outcome
             if self._worth_another(address, pull, outcome):
-                self._sources.appendleft(address)
+                # Whose lease ran out may have been this node, that stood still: but others come first.
+                add = self._sources.append if isinstance(outcome, LeaseExpired) else self._sources.appendleft
+                add(address)
         return failure or refusal
 
     async def _pull(self, pull: Pull, link: Link) -> Brought:
@@ -242,7 +247,7 @@ class Attempts:
 
     def _worth_another(self, address: str, pull: Pull, error: PdkvError) -> bool:
         """The same node again: it is there, and only what it said before is void."""
-        void = isinstance(error, StalePages if pull.accepted else WrongIncarnation)
+        void = isinstance(error, VOID if pull.accepted else WrongIncarnation)
         if not void or self._again[address] >= SAME_NODE_AGAIN:
             return False
         self._again[address] += 1

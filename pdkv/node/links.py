@@ -3,15 +3,17 @@
 Guarantees: only addresses that this node was told of are dialled, whoever names them; an address is dialled once
 however many requests wait for it, and an attempt that failed has failed for all of them; a link whose peer isn't READY
 is never handed out: the next request, or the keeper's probe, dials the address anew, so the node behind it may be in
-another life; nothing is kept of an address whose peer was forgotten or never got in.
+another life; nothing is kept of an address whose peer was forgotten or never got in, but of this node's own ones, which
+are dialled until they are met.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 from pdkv.errors import AddressRefused, ContractMismatch, Difference, NotAPrefillNode, PdkvError, RemoteError
 from pdkv.ids import PeerName
@@ -20,6 +22,10 @@ from pdkv.node.flow import begin
 from pdkv.node.messages import NodeIntro
 from pdkv.node.peers import PeerBook, PeerState
 from pdkv.node.ports import PrefillDirectory, PrefillPeer
+from pdkv.node.rounds import Rounds
+
+REDIAL_S = 2.0
+"""Between two attempts to meet a node that was never met."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +35,46 @@ class Link:
     address: str
     peer: PrefillPeer
     intro: NodeIntro
+
+
+class Redial(Rounds[str]):
+    """A node's own prefill addresses that couldn't be met: dialled again until they are, whether anybody asks or not.
+
+    Nothing of such a node is in the book of peers, so it is told here that none of them can be reached.
+    """
+
+    def __init__(self, dial: Callable[[str], Awaitable[object]], own: Sequence[str], peers: PeerBook) -> None:
+        super().__init__(lambda: peers.now())
+        self._dial = dial
+        self._own = frozenset(own)
+        self._peers = peers
+        self._failed: dict[str, tuple[str, float]] = {}
+        """Why, and when."""
+        self.unreached: Callable[[str], None] = lambda why: None
+        """Told why no own address can be met; "" once one is."""
+
+    def __contains__(self, address: str) -> bool:
+        return address in self._failed
+
+    def note(self, address: str, error: PdkvError | None) -> None:
+        """How a dial ended."""
+        if address not in self._own:
+            return
+        if error is None:
+            self._failed.pop(address, None)
+        else:
+            self._failed[address] = (f"{error.kind}: {error}", self._now())
+        self.changed.set()
+        self._peers.speak()
+        words = "; ".join(f"{address}: {why}" for address, (why, _) in self._failed.items())
+        every = len(self._failed) == len(self._own)
+        self.unreached(f"no prefill node of {len(self._own)} could be met: {words}" if every else "")
+
+    def due(self) -> Mapping[str, float]:
+        return {address: failed_s + REDIAL_S for address, (_, failed_s) in self._failed.items()}
+
+    async def visit(self, key: str) -> None:
+        await self._dial(key)
 
 
 class Links:
@@ -51,7 +97,9 @@ class Links:
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         """Only of addresses that are dialled now: they come from whoever sends a request."""
         peers.gone = self._gone
-        peers.unmet = lambda: any(address not in self._links for address in own)
+        self.redial = Redial(self.of, own, peers)
+        self.redial.unreached = partial(parts.readiness.say, "links")
+        peers.unmet = lambda: any(address not in self._links and address not in self.redial for address in own)
 
     async def of(self, address: str) -> Link:
         """Connect to the prefill node at `address`, unless that is done.
@@ -110,15 +158,24 @@ class Links:
         except RemoteError as error:
             if error.fields.get("code") != "UNIMPLEMENTED":
                 raise
-            raise NotAPrefillNode(f"{address} is no prefill node: {error}", address=address) from error
+            refused = NotAPrefillNode(f"{address} is no prefill node: {error}", address=address)
+            self._unmet(address, refused)
+            raise refused from error
         except PdkvError as error:
             # Whoever chose the address has to know which one it is about.
             error.fields = {"address": address, **error.fields}
+            self._unmet(address, error)
             raise
         finally:
             if address not in self._links:
                 self._directory.drop(address)
+        self.redial.note(address, None)
         return link
+
+    def _unmet(self, address: str, error: PdkvError) -> None:
+        """A node that was met before is in the book of peers, whose keeper sees to it."""
+        if address not in self._links:
+            self.redial.note(address, error)
 
     async def _met(self, peer: PrefillPeer) -> NodeIntro:
         """Introductions both ways; in whatever life the node is, it is in the book afterwards."""

@@ -220,7 +220,7 @@ class PeerBook:
         if peer is not None:
             peer.failures += 1
             self.mark(name, PeerState.SUSPECT, f"{error.kind}: {error}")
-            self._speak()
+            self.speak()
 
     def _turn(self, peer: Peer, state: PeerState) -> None:
         now_s = self.now()
@@ -229,9 +229,9 @@ class PeerBook:
         if state is not peer.state:
             peer.state, peer.since_s = state, now_s
             self.changed()
-        self._speak()
+        self.speak()
 
-    def _speak(self) -> None:
+    def speak(self) -> None:
         """A data path broken to all peers makes the node unready; one dead peer doesn't, nor that there is none."""
         peers = list(self)
         broken = bool(peers) and all(peer.failures for peer in peers) and not self.unmet()
@@ -257,7 +257,7 @@ class PeerBook:
         self._turn(peer, PeerState.LOST)
         peer.leaving, peer.error = True, why
         self._let_go(peer)
-        self._speak()
+        self.speak()
 
     def _let_go(self, peer: Peer) -> None:
         removed = asyncio.wrap_future(self._parts.transfer.remove_peer(peer.name))

@@ -87,6 +87,11 @@ class TransferCore:
         """Let peers connect, and send what they read where that is ours to do."""
         self._serving.progress()
 
+    def postpone(self, late_s: float) -> None:
+        """Nobody looked for so long: deadlines of what is waited for move on by it."""
+        for task in self._tasks:
+            task.deadline += late_s
+
     def step(self, now: float) -> bool:
         """Collect ends, keep deadlines (against `now`, monotonic seconds), fence, post. True if a read moved."""
         moved = self._collect()

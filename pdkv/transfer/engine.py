@@ -44,6 +44,8 @@ CLOSED = "the transfer engine was closed"
 SPIN_S = 0.0002
 """Polled without a pause for so long after something moved."""
 FIRST_SLEEP_S = 0.00005
+LATE_S = 0.5
+"""A step that begins so late is that of a process which stood still: nobody else is to blame for that time."""
 WORK_S = 0.00005
 """Polling that took the thread more CPU time than this moved bytes. An idle poll takes 2 µs, after a sleep up to 40."""
 
@@ -204,11 +206,15 @@ class TransferEngine:
     def _loop(self, core: TransferCore) -> None:
         pace = _Pace(self._settings)
         give_up_at = math.inf
+        due = time.monotonic()
         while not self._stopping or (core.reading and time.monotonic() < give_up_at):
             if self._stopping and give_up_at == math.inf:
                 core.stop(CLOSED)
                 give_up_at = time.monotonic() + self._settings.close_s
             # over TCP bytes move while an agent is polled, on both sides, and no read's end says so
+            late_s = time.monotonic() - due
+            if late_s > LATE_S:
+                core.postpone(late_s)
             began_s = time.thread_time()
             core.serve()
             served_s = time.thread_time()
@@ -217,7 +223,9 @@ class TransferEngine:
             now = time.monotonic()
             if moved:
                 pace.moved(now)
-            if self._run_commands(pace.rest(now, reading=core.busy)):
+            rest_s = pace.rest(now, reading=core.busy)
+            due = now + rest_s
+            if self._run_commands(rest_s):
                 pace.moved(time.monotonic())
 
     def _run_commands(self, wait_s: float) -> bool:

@@ -20,7 +20,7 @@ from pdkv.errors import (
     TransferError,
     WrongIncarnation,
 )
-from pdkv.node.links import Links
+from pdkv.node.links import REDIAL_S, Links
 from pdkv.node.messages import NodeIntro, PrefillEvent, PrefillRequest
 from pdkv.node.peers import PeerState
 from pdkv.transfer.backends.loopback import Fault, FaultKind
@@ -235,12 +235,42 @@ def test_its_own_addresses_may_be_dialled_and_count_while_they_are_not_met() -> 
         await asyncio.gather(links.probe(name), return_exceptions=True)
         assert parts.readiness.unready == ""
         await asyncio.gather(links.of("p1"), return_exceptions=True)
-        assert parts.readiness.unready == "", "it wasn't met: nobody was there"
+        assert parts.readiness.unready.startswith("no peer of 1 can be reached"), "nobody was there either"
         pair.net._agents.add(str(name))
         await links.of("p1")
+        assert parts.readiness.unready == ""
         pair.net.kill(name)
         await asyncio.gather(links.probe(name), return_exceptions=True)
         assert parts.readiness.unready.startswith("no peer of 1 can be reached")
+
+    run(scenario, make_pair())
+
+
+class Nobody:
+    async def connect(self, intro: NodeIntro) -> NodeIntro:
+        raise PeerLost("nobody listens")
+
+
+def test_a_node_that_meets_none_of_its_own_is_not_ready_and_goes_on_trying() -> None:
+    """Nothing of whom it never met is in the book of peers, so nobody else would say so, or try again."""
+
+    async def scenario(pair: Pair) -> None:
+        parts = pair.decode.parts
+        pair.directory.peers.update({"p0": Nobody(), "p1": Nobody(), "x:1": Nobody()})
+        links = Links(parts, pair.decode.peers, pair.directory, ("p0", "p1"), ("x*",))
+        await asyncio.gather(links.of("x:1"), links.of("p0"), return_exceptions=True)
+        assert parts.readiness.unready == "", "another one may be there"
+        await asyncio.gather(links.of("p1"), return_exceptions=True)
+        assert parts.readiness.unready.startswith("no prefill node of 2 could be met: p0: ")
+        assert set(links.redial.due()) == {"p0", "p1"}
+        pair.directory.peers["p1"] = pair.prefill
+        clock = pair.decode.peers.now
+        pair.decode.peers.now = lambda: clock() + REDIAL_S
+        async with asyncio.TaskGroup() as group:
+            links.redial.step(group)
+        assert parts.readiness.unready == ""
+        assert set(links.redial.due()) == {"p0"}
+        pair.directory.peers["p0"] = pair.prefill
 
     run(scenario, make_pair())
 

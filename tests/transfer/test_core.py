@@ -111,6 +111,17 @@ def test_a_read_that_hangs_is_unsettled_at_its_deadline_and_settles_later() -> N
     assert not pair.sink.busy
 
 
+def test_a_deadline_moves_on_by_the_time_that_nobody_looked() -> None:
+    pair = CorePair()
+    pair.net.script(pair.source_name, HANG)
+    future = pair.read([1, 2], [3, 4])
+    pair.sink.postpone(2 * FAR_S)
+    pair.step(5, later_s=FAR_S)
+    assert not future.done()
+    assert pair.done(future, later_s=4 * FAR_S).status is ReadStatus.UNSETTLED
+    pair.net.settle(pair.source_name)
+
+
 def test_a_hanging_row_read_keeps_its_landing_rows_until_it_settles() -> None:
     pair = CorePair(settings=TransferSettings(landing_rows=4))
     pair.net.script(pair.source_name, Fault(FaultKind.LATE), HANG)

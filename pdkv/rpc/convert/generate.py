@@ -34,7 +34,7 @@ def generate_request_to_pb(request: GenerateRequest) -> decode_pb2.GenerateReque
         sampling=sampling_to_pb(request.sampling),
         namespace=namespace_to_pb(request.namespace),
         prefill_address=request.prefill_address,
-        remaining_s=request.remaining_s,
+        remaining_s=checks.duration_s("remaining_s", request.remaining_s),
         want_logits=request.want_logits,
         fault=request.fault,
         priority=request.priority,
