@@ -33,7 +33,6 @@ from pdkv.node.flow import Worker
 from pdkv.node.oracle import Oracle
 from pdkv.node.ports import Drafter
 from pdkv.transfer.backends import backend_factory
-from pdkv.transfer.backends.faulty import faulty
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
 
@@ -138,5 +137,5 @@ def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool, faults: FaultP
     settings = TransferSettings(
         read_max_bytes=config.read_max_bytes, require_rdma=config.require_rdma, fence_after_s=config.fence_after_s
     )
-    factory = faulty(backend_factory(config.backend), faults.reads)
+    factory = faults.backends(backend_factory(config.backend))
     return TransferEngine(factory, name, pool.map(), settings=settings)

@@ -1,7 +1,7 @@
 """Faults on purpose in a node's process and in what it says to prefill nodes, by a seeded plan.
 
-Guarantees: the same plan on the same sequence of stages and calls does the same; each fault is told, as a line of JSON
-on stderr, before it happens; a place that the plan doesn't name is left as it is.
+Guarantees: the same plan on the same sequence of stages, calls and reads does the same; each fault is told, as a line
+of JSON on stderr, before it happens; a place that the plan doesn't name is left as it is.
 
 A plan as text: rules with commas between, then the seed:
 
@@ -34,6 +34,7 @@ from pdkv.node.messages import LeaseCall, NodeIntro, PrefillEvent, PrefillReques
 from pdkv.node.ports import PrefillDirectory, PrefillPeer
 from pdkv.node.stages import Hook, Stage, no_hook
 from pdkv.transfer.backends import faulty
+from pdkv.transfer.backends.base import BackendFactory
 
 T = TypeVar("T")
 
@@ -94,21 +95,25 @@ class FaultPlan:
         reads = faulty.FaultPlan.parse(",".join(rule for rule in parts if "@" not in rule) + mark + seed)
         return cls(tuple(_rule(rule) for rule in parts if "@" in rule), reads, reads.seed)
 
-    def hook(self, told: Callable[[str], None] | None = None) -> Hook:
-        """For `NodeParts.at`. `told` gets the line about a fault; None: it goes to stderr."""
+    def hook(self, told: faulty.Told | None = None) -> Hook:
+        """For `NodeParts.at`. `told` hears of each fault; None: a line on stderr does."""
         rules = [rule for rule in self.rules if rule.place not in CALLS]
-        return _Faults(rules, self.seed, told or _say).at if rules else no_hook
+        return _Faults(rules, self.seed, told or tell).at if rules else no_hook
 
-    def directory(self, inner: PrefillDirectory, told: Callable[[str], None] | None = None) -> PrefillDirectory:
+    def directory(self, inner: PrefillDirectory, told: faulty.Told | None = None) -> PrefillDirectory:
         """`inner`, with the plan's faults in every call to a prefill node."""
         rules = [rule for rule in self.rules if rule.place in CALLS]
-        return _FaultyDirectory(inner, _Faults(rules, self.seed, told or _say)) if rules else inner
+        return _FaultyDirectory(inner, _Faults(rules, self.seed, told or tell)) if rules else inner
+
+    def backends(self, inner: BackendFactory) -> BackendFactory:
+        """`inner`, with the plan's faults in every read."""
+        return faulty.faulty(inner, self.reads, lambda kind, of, count: tell(kind, f"read.{of}", count))
 
 
 class _Faults:
     """The dice of some rules, and how often each place was come to."""
 
-    def __init__(self, rules: list[Rule], seed: int, told: Callable[[str], None]) -> None:
+    def __init__(self, rules: list[Rule], seed: int, told: faulty.Told) -> None:
         self._rules = [(rule, random.Random(f"{seed}/{i}/{rule}")) for i, rule in enumerate(rules)]
         self._told = told
         self._reached: Counter[str] = Counter()
@@ -132,8 +137,7 @@ class _Faults:
             if rule.place == place and (number == rule.nth or (rule.p and dice.random() < rule.p)):
                 hits.append((rule, dice))
                 self._injected[rule.deed, place] += 1
-                count = self._injected[rule.deed, place]
-                self._told(json.dumps({"fault": rule.deed.value, "stage": place, "count": count}))
+                self._told(rule.deed.value, place, self._injected[rule.deed, place])
         return hits
 
 
@@ -216,8 +220,9 @@ class _FaultyPeer:
         return InjectedFault(f"a fault in {call}, on purpose", place=call, address=self._address)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def tell(fault: str, stage: str, count: int) -> None:
+    """A line of JSON on stderr: what is about to happen where, and how often it has by then."""
+    print(json.dumps({"fault": fault, "stage": stage, "count": count}), file=sys.stderr, flush=True)
 
 
 def _rule(text: str) -> Rule:

@@ -68,6 +68,7 @@ class Trouble(StrEnum):
 
 
 Of = Literal["pages", "rows", "probes", "peers"]
+Told = Callable[[str, str, int], None]
 _CHOICES = ("pages", "rows", "probes")
 _ALWAYS: dict[Trouble, Of] = {Trouble.STALE: "rows", Trouble.GARBLE: "peers"}
 _ENDS = (Trouble.FAIL, Trouble.LOSE, Trouble.HANG, Trouble.DISCONNECT)
@@ -111,17 +112,19 @@ class FaultPlan:
         return ",".join(map(str, self.rules)) + f";seed={self.seed}"
 
 
-def faulty(factory: BackendFactory, plan: FaultPlan) -> BackendFactory:
+def faulty(factory: BackendFactory, plan: FaultPlan, told: Told | None = None) -> BackendFactory:
     """That factory, with the plan's faults in every backend that it makes: a `FaultyFactory` unless there are none."""
-    return FaultyFactory(factory, plan) if plan.rules else factory
+    return FaultyFactory(factory, plan, told) if plan.rules else factory
 
 
 class FaultyFactory:
     """A `BackendFactory`. Backends of one factory belong to one thread and count reads together."""
 
-    def __init__(self, factory: BackendFactory, plan: FaultPlan) -> None:
+    def __init__(self, factory: BackendFactory, plan: FaultPlan, told: Told | None = None) -> None:
+        """`told` hears of each fault before it happens: kind, what it hits, how many of the kind so far."""
         self._factory = factory
         self._plan = plan
+        self._told = told
         self._seen: Counter[Of] = Counter()
         self._dice = [random.Random(f"{plan.seed}/{i}/{rule}") for i, rule in enumerate(plan.rules)]
         self.injected: Counter[Trouble] = Counter()
@@ -146,6 +149,8 @@ class FaultyFactory:
         hits = [(rule, dice) for rule, dice in hits if rule not in ends[1:]]
         for rule, _ in hits:
             self.injected[rule.kind] += 1
+            if self._told is not None:
+                self._told(rule.kind, of, self.injected[rule.kind])
             logger.warning("fault on purpose: %s, %s read %d, from %s", rule.kind, of, number, peer)
         return hits
 
