@@ -119,8 +119,9 @@ async def _refuses(world: World, fleet: Secured, other: Authority) -> None:
     request = replace(world.request(701, 100), prefill_address="")
     stranger = other.files(fleet.folder / "stranger", CLIENT, trusted=fleet.ca.pem + other.pem)
     for security in (stranger, PlainText()):
-        with pytest.raises(TlsRefused, match="it hangs up on connecting"):
+        with pytest.raises(PeerLost, match="it hangs up on connecting") as refused:
             await asked(security, request, fleet.router.address)
+        assert isinstance(refused.value, TlsRefused) == (security is stranger)
     friend = fleet.ca.files(fleet.folder / "client", CLIENT)
     with pytest.raises(NotAuthorised, match=rf"{CLIENT} may not call /pdkv.v1.Decode/Generate here; allowed: r-\*"):
         await asked(friend, request, fleet.decode.address, "decode")

@@ -53,8 +53,8 @@ class Rollout:
         await self.start(role, name, NEW)
 
 
-def knows(address: str, status: RouterStatus) -> bool:
-    return address in status.contents
+def knows_anew(address: str, old: str, status: RouterStatus) -> bool:
+    return status.contents.get(address, old) != old
 
 
 def test_new_weights_come_while_requests_run(world: World) -> None:
@@ -67,6 +67,8 @@ def test_new_weights_come_while_requests_run(world: World) -> None:
         old = (await world.alone(roll.prompt.tokens, SAMPLING)).tokens
         new = (await reference.ask(roll.prompt.tokens, SAMPLING)).tokens
         assert old != new
+        known = await until(status, lambda s: len(s.contents) == len(PLACES), "everybody has said what it is")
+        (before,) = set(known.contents.values())
         stop = asyncio.Event()
 
         async def client() -> None:
@@ -80,7 +82,7 @@ def test_new_weights_come_while_requests_run(world: World) -> None:
         try:
             for role, name in PLACES:
                 await roll.replace_by_new(role, name)
-                await until(status, partial(knows, roll.addresses[name]), f"{name} is known again")
+                await until(status, partial(knows_anew, roll.addresses[name], before), f"{name} is known as new")
             contents = await until(status, lambda s: len(set(s.contents.values())) == 1, "one content is left")
             assert len(contents.contents) == len(PLACES)
             done = len(roll.answers)

@@ -25,11 +25,15 @@ NEEDED = ("torch", "nixl", "transformers")
 
 
 def soak(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long requests are sent.")] = 10.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, faults and their order.")] = 0,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Requests that run at once.")] = 4,
-    pool_pages: Annotated[int, typer.Option(min=48, help="Pages of each node: few, so that they evict.")] = 80,
-    kill_every_s: Annotated[float, typer.Option(min=0.5, help="Mean seconds between two faults from outside.")] = 5.0,
+    minutes: Annotated[float, typer.Option(min=0.1, metavar="MINUTES", help="How long requests are sent.")] = 10.0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of prompts, faults and their order.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Requests that run at once.")] = 4,
+    pool_pages: Annotated[
+        int, typer.Option(min=48, metavar="N", help="Pages of each node: few, so that they evict.")
+    ] = 80,
+    kill_every_s: Annotated[
+        float, typer.Option(min=0.5, metavar="S", help="Mean seconds between two faults from outside.")
+    ] = 5.0,
     json_wanted: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Run two prefill nodes, two decode nodes and a router, break them, and check every answer.
