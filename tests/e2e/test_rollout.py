@@ -100,8 +100,6 @@ def test_new_weights_come_while_requests_run(world: World) -> None:
         assert set(said[-2:]) == {new}
         first_of_new = roll.answers[said.index(new)]
         assert first_of_new.whole.shipment.pages_hit == 0, "what was cached under the old weights is not found"
-        for name, node in roll.nodes.items():
-            assert "ContractMismatch" not in node.log.read_text(), f"{name} met a node of other weights"
         reference.close()
         await asyncio.gather(*(node.stop() for node in (router, *roll.nodes.values())))
 
