@@ -285,8 +285,8 @@ class SimulatedBackend:
             part = order[edges[number] : edges[number + 1]]
             if number < known:
                 world.after(when, self._land, read, part)
-            elif kind != "fail":
-                # nobody knows of them any more, but they are still on their way
+            elif kind == "lose" or (kind == "hang" and world.chance(0.5)):
+                # nobody knows of them any more, but they are still on their way; the others may come at any time
                 world.after(took + world.between(0.0, 8.0), self._land, read, part)
         if kind != "hang":
             world.after(took, self._end, read)

@@ -26,6 +26,7 @@ from pdkv.node.flow import Worker
 from pdkv.node.intake import Intake
 from pdkv.node.links import Links
 from pdkv.transfer.core import TransferCore
+from pdkv.transfer.orders import ReadStatus
 from pdkv.transfer.tasks import OrderTask, Table, Wanted
 
 Mutation = Callable[[], Any]
@@ -34,6 +35,18 @@ Mutation = Callable[[], Any]
 def freed_on_release() -> Any:
     """Pages of a read that was given up are taken for free: as if releasing its handle were a fence."""
     return patch.object(Intake, "_hold_back", lambda self, pages, outcome, reason: None)
+
+
+def freed_on_timer() -> Any:
+    """Pages of a read that was given up come back after a second, as if it could write no more by then."""
+
+    def hold_back(intake: Intake, pages: LocalPages, outcome: Any, reason: str) -> None:
+        if outcome.status is ReadStatus.UNSETTLED:
+            manager, reservation = intake.parts.manager, intake.reservation
+            manager.quarantine(reservation, pages, reason)
+            asyncio.get_running_loop().call_later(1.0, manager.release_quarantine, reservation, pages)
+
+    return patch.object(Intake, "_hold_back", hold_back)
 
 
 def reuse_without_bump() -> Any:
@@ -200,6 +213,7 @@ def blacklisted() -> Any:
 
 MUTATIONS: dict[str, Mutation] = {
     "freed-on-release": freed_on_release,
+    "freed-on-timer": freed_on_timer,
     "reuse-without-bump": reuse_without_bump,
     "sealed-page-rewritten": sealed_page_rewritten,
     "rows-before-data": rows_before_data,

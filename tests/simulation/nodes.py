@@ -72,7 +72,7 @@ class Shape:
             pace=rng.choice((1.0, 1.0, 12.0)),
             preempt=rng.choice(tuple(PreemptPolicy)),
             placements=rng.choice((("page_major",), ("layer_major",), ("page_major", "layer_major"))),
-            chunk_pages=rng.choice((1, 2, 3)),
+            chunk_pages=rng.choice((1, 2, 4)),
         )
 
 

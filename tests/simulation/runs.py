@@ -24,6 +24,8 @@ from tests.simulation.run import Result, Run
 
 BATCH = 40
 """Seeds that a process takes at a time."""
+GARBAGE = 2
+"""Seeds between two looks for it: with more, memory is always new, and never in a core's cache."""
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ def several(seeds: Sequence[int], *, mutation: str = "", stop_at_first: bool = F
     with mutated(mutation), quiet():
         for seed in seeds:
             total.add(Run(seed).go())
-            if total.seeds % 10 == 0:
+            if total.seeds % GARBAGE == 0:
                 gc.collect()
             if total.failed and stop_at_first:
                 break

@@ -11,6 +11,7 @@ SEEDS = 150
 """Most that it may take: ten seconds of one core."""
 CAUGHT = {
     "freed-on-release": "writes to a page it lost|got a new owner under a read|two reads write",
+    "freed-on-timer": "got a new owner under a read|writes to a page it lost|two reads write",
     "reuse-without-bump": "but was|writes to sealed pages",
     "sealed-page-rewritten": "writes to sealed pages",
     "rows-before-data": "other bytes than its fresh row says",

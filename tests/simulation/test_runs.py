@@ -113,6 +113,14 @@ def test_a_failing_seed_is_printed_with_its_replay_and_the_command_fails(
             assert "python -m tests.simulation --replay 1 --verbose" in out
 
 
+def test_faults_that_met_a_stage_too_seldom_fail_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seeds, hits, code in ((20_000, 50, 0), (20_000, 49, 1), (1_000, 0, 0)):
+        total = Sum(seeds=seeds, hits=Counter({(kind, stage.value): hits for kind in KINDS for stage in Stage}))
+        monkeypatch.setattr("tests.simulation.__main__.many", lambda *_, total=total, **__: total)
+        monkeypatch.setattr("sys.argv", ["simulation", "--json"])
+        assert main() == code
+
+
 def test_a_replay_prints_the_log_and_a_mutation_that_is_caught_is_a_success(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
