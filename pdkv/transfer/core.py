@@ -247,13 +247,17 @@ class TransferCore:
                     task.stop(reason)
 
     def _fence(self, now: float) -> None:
-        """Peers with a read that has been unsettled for too long are lost, and the agent that it runs on goes."""
+        """Peers with a read that has been unsettled for too long are lost, and the agent that it runs on goes. So does
+        one whose probes without an end keep most of the landing rows: there would soon be none to read anything with.
+        """
         since = now - self._settings.fence_after_s
-        stalled = [run.task.peer for run in self._readers.outstanding if run.task.holds(since)]
-        if stalled and self._readers.start(now):
-            logger.warning(
-                "reads from %s stay unsettled: fenced off", ", ".join(sorted({str(p.name) for p in stalled}))
-            )
+        outstanding = self._readers.outstanding
+        stalled = [run.task.peer for run in outstanding if run.task.holds(since)]
+        scarce = 2 * self._landing.free < self._settings.landing_rows
+        worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in outstanding)
+        if (stalled or worn) and self._readers.start(now):
+            names = sorted({str(p.name) for p in stalled}) or ["lost probes"]
+            logger.warning("reads from %s stay unsettled: fenced off", ", ".join(names))
             for peer in stalled:
                 self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
             return  # one slow thing a step

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdkv.errors import PeerLost, ProtocolError, TransferError
+from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, ProtocolError, TransferError
 from pdkv.transfer.agents import ReadingAgent
 from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.backends.loopback import Fault, FaultKind, LoopbackBackend
@@ -213,6 +213,24 @@ def test_a_probe_that_hangs_is_fenced_off_only_for_somebody_who_waits() -> None:
     assert pair.sink.status(0.0).rotations == 0
     pair.done(pair.remove(pair.source_name), later_s=600.0)
     assert pair.sink.status(0.0).rotations == 1
+
+
+@pytest.mark.parametrize(("fault", "error"), [(HANG, DeadlineExceeded), (LOSE, PeerLost)])
+def test_probes_without_an_end_are_fenced_off_before_they_have_all_landing_rows(
+    fault: Fault, error: type[PdkvError]
+) -> None:
+    pair = CorePair(settings=TransferSettings(landing_rows=4, fence_every_s=0.0))
+    offer = offer_of(pair.source.metadata, pair.source_pool)
+    for _ in range(9):
+        pair.net.script(pair.source_name, fault)
+        ticket: Ticket[Probe] = Ticket()
+        pair.sink.probe(pair.source_name, ticket)
+        pair.step()
+        pair.step(5, later_s=500.0)
+        assert isinstance(ticket.future.exception(), error)
+        pair.done(pair.add(pair.source_name, offer))
+    assert 3 <= pair.sink.status(0.0).rotations <= 5
+    assert pair.done(pair.read([1, 2, 3, 4], [1, 2, 3, 4])).status is ReadStatus.DONE
 
 
 def test_status_says_what_is_held_back_and_since_when() -> None:
