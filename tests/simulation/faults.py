@@ -183,7 +183,9 @@ class Faults:
         self._script(life, peer, ReadFault("late", late_s, of_rows=True))
 
     def rows_lost(self, life: Life, peer: Life, request: RequestId) -> None:
-        self._script(life, peer, ReadFault("lose", of_rows=True))
+        """Probes' too: there are more of them."""
+        for _ in range(self.world.random.choice((1, 4))):
+            self._script(life, peer, ReadFault("lose", of_rows=True))
 
     def corrupt_main(self, life: Life, peer: Life, request: RequestId) -> None:
         """Sometimes twice, so that reading again doesn't help."""

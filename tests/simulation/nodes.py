@@ -50,6 +50,7 @@ class Shape:
     keeper: KeeperSettings
     speculation: str
     one_sided: bool
+    landing_rows: int
     pace: float
     """How much longer than others its steps take."""
     preempt: PreemptPolicy
@@ -68,6 +69,7 @@ class Shape:
             peer_pages_share=rng.choice((0.5, 1.0)),
             keeper=KeeperSettings(probe_s=rng.choice((1.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
             speculation=rng.choice(("none", "none", "none", "oracle")),
+            landing_rows=rng.choice((12, 48)),
             one_sided=rng.random() < 0.5,
             pace=rng.choice((1.0, 1.0, 12.0)),
             preempt=rng.choice(tuple(PreemptPolicy)),
@@ -219,7 +221,7 @@ class Fleet:
         settings = TransferSettings(
             read_max_bytes=2 * FORMAT.page_bytes,
             reads_per_peer=2,
-            landing_rows=48,
+            landing_rows=shape.landing_rows,
             connect_s=5.0,
             probe_s=1.0,
             fence_after_s=shape.fence_after_s,

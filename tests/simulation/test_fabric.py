@@ -224,3 +224,18 @@ def test_a_cut_link_and_a_source_that_stands_still_hold_reads_up_and_no_others()
         assert scene.come(scene.read(3)).status is ReadStatus.DONE
         assert scene.world.now < before + 0.2
         scene.world.end()
+
+
+def test_a_reader_that_stood_still_gives_its_reads_the_time_that_it_missed(scene: Scene) -> None:
+    scene.fabric.script("d0", ReadFault("late", 4.5))
+    future = scene.read(1, deadline_s=2.0)
+    scene.rest(0.5)
+    scene.reader.process.stop_for(3.0)
+    assert scene.come(future).status is ReadStatus.DONE
+    scene.fabric.script("d0", ReadFault("hang"))
+    began = scene.world.now
+    future = scene.read(1, deadline_s=2.0)
+    scene.rest(0.5)
+    scene.reader.process.jump(30.0)
+    assert scene.come(future).status is ReadStatus.UNSETTLED
+    assert 2.0 < scene.world.now - began < 3.0

@@ -22,6 +22,7 @@ from pdkv.ids import PeerName
 from pdkv.node.flow import Worker
 from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.core import TransferCore
+from pdkv.transfer.engine import LATE_S
 from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus
 from pdkv.transfer.tasks import Ticket
 from tests.simulation.fabric import Fabric, SimulatedBackend, Watch
@@ -121,6 +122,7 @@ class SimulatedTransfer:
         """Told of every read's outcome."""
         self._name = name
         self._due = False
+        self._missed_s = 0.0
 
         def agent(name: AgentName) -> SimulatedBackend:
             backend = SimulatedBackend(fabric, process, name)
@@ -188,10 +190,17 @@ class SimulatedTransfer:
             self.process.call_later(wait_s, self._soon)
         return future
 
+    def _looks(self) -> None:
+        """As the product's thread does: what was missed by standing still is nobody else's fault."""
+        late_s, self._missed_s = self.process.missed_s - self._missed_s, self.process.missed_s
+        if late_s > LATE_S:
+            self.core.postpone(late_s)
+
     def _command(self, action: Callable[[], None], future: Future[Any]) -> None:
         if self.closed:
             future.set_exception(TransferError(f"the transfer engine of {self._name} is closed"))
             return
+        self._looks()
         try:
             action()
         except PdkvError as error:
@@ -207,8 +216,10 @@ class SimulatedTransfer:
     def _step(self) -> None:
         self._due = False
         if not self.closed:
+            self._looks()
             self.core.serve()
             while self.core.step(self.process.time()):
                 pass
-            if self.core.busy and self.core.status(0.0).unsettled:
+            # fences, and deadlines that were postponed, have no timer of their own
+            if self.core.busy and (self._missed_s or self.core.status(0.0).unsettled):
                 self._soon(self.settings.fence_after_s / 4)

@@ -77,6 +77,8 @@ class Process(asyncio.AbstractEventLoop):
         self.ahead_s = 0.0
         self.dead = False
         self.stopped_until = 0.0
+        self.missed_s = 0.0
+        """So long it stood still, or its clock left out, since its beginning."""
         self.ready: deque[Handle] = deque()
         self._queued = False
         self.pending: dict[Step, None] = {}
@@ -166,12 +168,15 @@ class Process(asyncio.AbstractEventLoop):
                 coroutine.close()  # or it would be told of as forgotten
 
     def stop_for(self, seconds: float) -> None:
+        goes_on = max(self.stopped_until, self.world.now)
         self.stopped_until = max(self.stopped_until, self.world.now + seconds)
+        self.missed_s += self.stopped_until - goes_on
         self.world.after(seconds + 1e-9, self.wake)
 
     def jump(self, seconds: float) -> None:
         """Its clock goes forward at once: timers that are due then are due now."""
         self.ahead_s += seconds
+        self.missed_s += seconds
         self.world.hasten(self, seconds)
 
 
