@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import socket
 from collections import Counter
@@ -39,7 +38,6 @@ SPRINKLED = {
     "prefill": "fail:p=0.05:of=probes",
 }
 """In every life: messages lost and repeated, and bad reads."""
-READ_FAULT = re.compile(r"fault on purpose: (\w+), (\w+) read")
 Flags = dict[str, str | int | bool]
 
 
@@ -175,8 +173,6 @@ class Keeper:
 
     def _heard(self, post: Post, line: str) -> None:
         """A node says which fault it is about to suffer, on a line of its own."""
-        if read := READ_FAULT.search(line):
-            self._report.faults[read[1], f"read of {read[2]}"] += 1
         if not line.startswith('{"fault"'):
             return
         said = json.loads(line)

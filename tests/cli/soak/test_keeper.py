@@ -136,11 +136,11 @@ def test_what_a_node_says_of_its_fault_is_counted(tmp_path: Path) -> None:
         nodes._heard(post, "an ordinary line")
         nodes._heard(post, '{"fault": "stop", "stage": "prefill.sealed", "count": 1}')
         nodes._heard(post, '{"fault": "lose", "read": 3}')
-        nodes._heard(post, "12:00 WARNING p0 pdkv: fault on purpose: corrupt, pages read 3, from d0#1")
+        nodes._heard(post, '{"fault": "corrupt", "stage": "read.pages", "count": 3}')
         assert report.faults == {
             ("stop", "prefill.sealed"): 1,
             ("lose", AT_ANY_TIME): 1,
-            ("corrupt", "read of pages"): 1,
+            ("corrupt", "read.pages"): 1,
         }
         assert report.stops == 1
         for task in nodes._loop_tasks:
