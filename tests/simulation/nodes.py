@@ -67,7 +67,7 @@ class Shape:
             fence_after_s=rng.choice((0.5, 3.0)),
             silence_s=rng.choice((1.0, 5.0)),
             peer_pages_share=rng.choice((0.5, 1.0)),
-            keeper=KeeperSettings(probe_s=rng.choice((1.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
+            keeper=KeeperSettings(probe_s=rng.choice((2.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
             speculation=rng.choice(("none", "none", "none", "oracle")),
             landing_rows=rng.choice((12, 48)),
             one_sided=rng.random() < 0.5,
@@ -165,11 +165,11 @@ class Life:
 
 
 class SimulatedPool(SlotPool):
-    """Makes a view of its memory once: torch takes longer for one than a page for its digest here."""
+    """Makes each view of its memory once: torch takes longer for one than a page for its digest here."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._kept: dict[Piece, Any] = {}
+        self._kept: dict[Any, Any] = {}
         self.written: Callable[[LocalPages], None] = lambda pages: None
         """Told of pages before others are moved there."""
 
@@ -177,6 +177,12 @@ class SimulatedPool(SlotPool):
         if piece not in self._kept:
             self._kept[piece] = super().piece_view(piece)
         return self._kept[piece]
+
+    def _view(self, *of: Any, **more: Any) -> Any:
+        key = (*of, *more.values())
+        if key not in self._kept:
+            self._kept[key] = super()._view(*of, **more)
+        return self._kept[key]
 
     def copy_pages(self, source: LocalPages, target: LocalPages) -> None:
         self.written(target)

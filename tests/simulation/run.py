@@ -33,7 +33,7 @@ PREFILL, DECODE = ("p0", "p1"), ("d0", "d1")
 GRACE_S = 30.0
 """Past its own deadline a client waits so long at most."""
 PROBE_ATTEMPTS = 4
-RECOUNTS = 0.01
+RECOUNTS = 0.005
 """Of all stages that are reached, those at which a node's pages are counted again."""
 PREFIXES = [np.random.default_rng([i]).integers(0, VOCAB, 48).astype(np.uint32) for i in range(3)]
 
@@ -89,7 +89,7 @@ class Run:
         request = GenerateRequest(
             RequestId(f"r{number}"),
             tokens,
-            Sampling(max_tokens=rng.choice((1, 1, 2, 4, 10))),
+            Sampling(max_tokens=rng.choice((1, 1, 2, 3, 8))),
             prefill_address=rng.choice(PREFILL),
             prefill_alternates=rng.choice(((), PREFILL)),
             remaining_s=rng.choice((4.0, 20.0, 60.0)),
@@ -243,7 +243,7 @@ class Run:
     def _served(self, prefill: str, decode: str, attempt: int) -> bool:
         name = RequestId(f"probe-{prefill}-{decode}-{attempt}")
         request = GenerateRequest(
-            name, PREFIXES[0][:20], Sampling(max_tokens=3), prefill_address=prefill, remaining_s=20.0
+            name, PREFIXES[0][:12], Sampling(max_tokens=2), prefill_address=prefill, remaining_s=20.0
         )
         asked = Asked(request, decode, 0.0)
         self._know(asked)

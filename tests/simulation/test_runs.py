@@ -17,7 +17,7 @@ from tests.simulation.run import Result
 from tests.simulation.runs import Sum, many, one, several
 
 
-@pytest.mark.parametrize("first", [0, 60, 120, 180, 240])
+@pytest.mark.parametrize("first", [0, 60, 120, 180])
 def test_every_law_holds(first: int) -> None:
     total = several(range(first, first + 60))
     assert total.failed == {}
@@ -85,13 +85,13 @@ def test_sums_are_the_same_however_seeds_are_spread() -> None:
 
 def test_many_seeds_on_processes_come_to_the_same_as_in_one() -> None:
     told: list[int] = []
-    spread = many(range(300, 350), 2, told=lambda total, seconds: told.append(total.seeds))
-    alone = several(range(300, 350))
+    spread = many(range(300, 342), 2, told=lambda total, seconds: told.append(total.seeds))
+    alone = several(range(300, 342))
     assert spread.virtual_s == pytest.approx(alone.virtual_s)
     spread.virtual_s = alone.virtual_s
     assert spread == alone
     assert told == sorted(told)
-    assert told[-1] == 50
+    assert told[-1] == 42
 
 
 def test_a_failing_seed_is_printed_with_its_replay_and_the_command_fails(

@@ -26,7 +26,7 @@ from pdkv.transfer.engine import LATE_S
 from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus
 from pdkv.transfer.tasks import Ticket
 from tests.simulation.fabric import Fabric, SimulatedBackend, Watch
-from tests.simulation.world import Process
+from tests.simulation.world import Handle, Process
 
 
 def when_running(process: Process, action: Callable[[], None]) -> None:
@@ -40,12 +40,42 @@ def when_running(process: Process, action: Callable[[], None]) -> None:
         action()
 
 
+class Answer(Future[Any]):
+    """A future without a lock: nobody waits for it in a thread."""
+
+    def __init__(self) -> None:
+        self._condition: Any = _NO_LOCK
+        self._state = "PENDING"
+        self._result = None
+        self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+
+    def done(self) -> bool:
+        return self._state in _DONE
+
+
+class _NoLock:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def notify_all(self) -> None:
+        return None
+
+
+_NO_LOCK = _NoLock()
+_DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")
+
+
 @dataclass(slots=True, eq=False)
 class _Work:
     """A step that a thread is to run."""
 
     step: Callable[[], Any]
-    future: Future[Any] = field(default_factory=Future)
+    future: Future[Any] = field(default_factory=Answer)
     ran: bool = False
     result: Any = None
     error: Exception | None = None
@@ -121,7 +151,7 @@ class SimulatedTransfer:
         self.checked: Callable[[ReadOrder, ReadOutcome], None] = lambda order, outcome: None
         """Told of every read's outcome."""
         self._name = name
-        self._due = False
+        self._due: Handle | None = None
         self._missed_s = 0.0
 
         def agent(name: AgentName) -> SimulatedBackend:
@@ -146,26 +176,26 @@ class SimulatedTransfer:
         return self.core.backend_name
 
     def add_peer(self, peer: PeerName, metadata: bytes, checksum: int, pool: PoolMap) -> Future[None]:
-        ticket: Ticket[None] = Ticket(drawn=self.process.time())
+        ticket: Ticket[None] = Ticket(Answer(), self.process.time())
         offer = PeerOffer(metadata, checksum, pool)
         return self._submit(lambda: self.core.add_peer(peer, offer, ticket), ticket.future, self.settings.connect_s)
 
     def remove_peer(self, peer: PeerName) -> Future[None]:
-        ticket: Ticket[None] = Ticket(drawn=self.process.time())
+        ticket: Ticket[None] = Ticket(Answer(), self.process.time())
         return self._submit(lambda: self.core.remove_peer(peer, ticket), ticket.future)
 
     def read(self, order: ReadOrder) -> Future[ReadOutcome]:
-        ticket: Ticket[ReadOutcome] = Ticket(drawn=self.process.time())
+        ticket: Ticket[ReadOutcome] = Ticket(Answer(), self.process.time())
         ticket.future.add_done_callback(
             lambda future: None if future.exception() else self.checked(order, future.result())
         )
         return self._submit(lambda: self.core.read(order, ticket), ticket.future, order.deadline_s)
 
     def cancel(self, read: Future[ReadOutcome]) -> None:
-        self._submit(lambda: self.core.cancel(read), Future())
+        self._submit(lambda: self.core.cancel(read), Answer())
 
     def probe(self, peer: PeerName) -> Future[Probe]:
-        ticket: Ticket[Probe] = Ticket(drawn=self.process.time())
+        ticket: Ticket[Probe] = Ticket(Answer(), self.process.time())
         return self._submit(lambda: self.core.probe(peer, ticket), ticket.future, self.settings.probe_s)
 
     def lane(self, peer: PeerName) -> str:
@@ -187,7 +217,8 @@ class SimulatedTransfer:
         world = self.process.world
         world.after(world.between(0.0, 0.0004), when_running, self.process, lambda: self._command(action, future))
         if wait_s:
-            self.process.call_later(wait_s, self._soon)
+            late = self.process.call_later(wait_s, self._soon)
+            future.add_done_callback(lambda _: late.cancel())
         return future
 
     def _looks(self) -> None:
@@ -208,13 +239,16 @@ class SimulatedTransfer:
         self._step()
 
     def _soon(self, within_s: float = 0.0004) -> None:
-        if not self.closed and (not self._due or within_s < 0.001):
-            self._due = True
-            world = self.process.world
-            world.after(world.between(0.0, within_s), when_running, self.process, self._step)
+        world = self.process.world
+        wait_s = world.between(0.0, within_s)
+        if self.closed or (self._due is not None and self._due.when() <= world.now + wait_s):
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._due = world.after(wait_s, when_running, self.process, self._step)
 
     def _step(self) -> None:
-        self._due = False
+        self._due = None
         if not self.closed:
             self._looks()
             self.core.serve()
