@@ -1,0 +1,1 @@
+"""Measurements between two nodes, over the code that serves."""
