@@ -71,6 +71,8 @@ class ServiceConfig(BaseModel):
     """Names that may tell this process to drain or compact; none: nobody. In plain text everybody may."""
     calls_per_peer: Annotated[int, Field(ge=1)] = _GATE.calls_per_peer
     """Most calls of one peer (a certificate's names; in plain text an IP address) that run at once."""
+    connections_per_peer: Annotated[int, Field(ge=1)] = _GATE.connections_per_peer
+    """Most connections that calls of one peer run over at once."""
     connections: Annotated[int, Field(ge=1)] = _GATE.connections
     """Most connections at once, of all peers together."""
     drain_grace_s: Seconds = 30.0
@@ -98,7 +100,14 @@ class ServiceConfig(BaseModel):
         return security_of(ca=self.tls_ca, certificate=self.tls_certificate, key=self.tls_key, insecure=self.insecure)
 
     def gate(self) -> Gate:
-        return Gate(self.allow_names, self.allow_status, self.allow_admin, self.calls_per_peer, self.connections)
+        return Gate(
+            allow_names=self.allow_names,
+            allow_status=self.allow_status,
+            allow_admin=self.allow_admin,
+            calls_per_peer=self.calls_per_peer,
+            connections_per_peer=self.connections_per_peer,
+            connections=self.connections,
+        )
 
 
 class NodeConfig(ServiceConfig):

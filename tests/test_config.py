@@ -229,8 +229,8 @@ def test_tls_or_plain_text_and_neither_by_itself() -> None:
 def test_who_may_call_and_how_much() -> None:
     assert resolve(DecodeConfig, NODE, environ={}).gate() == Gate()
     asked = {"allow_names": "router-*, spiffe://fleet/*", "allow_status": "a", "calls_per_peer": "7", "connections": 9}
-    asked |= {"allow_admin": "admin,ops-*"}
-    due = Gate(("router-*", "spiffe://fleet/*"), ("a",), ("admin", "ops-*"), 7, 9)
+    asked |= {"allow_admin": "admin,ops-*", "connections_per_peer": 8}
+    due = Gate(("router-*", "spiffe://fleet/*"), ("a",), ("admin", "ops-*"), 7, 8, 9)
     assert resolve(DecodeConfig, {**NODE, **asked}, environ={}).gate() == due
     assert refused(DecodeConfig, {**NODE, "allow_status": "a"}).fields["allowed"].startswith("only with allow_names")
     error = refused(DecodeConfig, {**NODE, "insecure": True, "allow_names": "a"})
@@ -238,7 +238,7 @@ def test_who_may_call_and_how_much() -> None:
         "allow_names",
         "only under mutual TLS; in plain text nobody has a name",
     )
-    for field in ("calls_per_peer", "connections"):
+    for field in ("calls_per_peer", "connections_per_peer", "connections"):
         assert refused(DecodeConfig, {**NODE, field: 0}).fields["field"] == field
 
 

@@ -57,6 +57,7 @@ def test_flags_and_limits_are_those_of_the_page() -> None:
     config = PrefillConfig(node_id="prefill-0")
     assert f"`--calls-per-peer` {config.calls_per_peer:,}" in page
     assert f"`--leases-per-peer` {config.leases_per_peer:,}" in page
+    assert f"`--connections-per-peer` {config.connections_per_peer:,}" in page
     assert f"`--connections` {config.connections:,}" in page
     for flag in set(re.findall(r"--((?:tls|allow|calls|leases|connections|insecure|events)[a-z-]*)", page)):
         assert flag.replace("-", "_") in {*PrefillConfig.model_fields, *RouterConfig.model_fields}, flag

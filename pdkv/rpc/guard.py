@@ -31,6 +31,8 @@ class Caller:
 
     peer: str
     """What is counted as one: a certificate's names, or an IP address."""
+    connection: str
+    """Its address and port: one of that peer's connections."""
     names: Names | None
     """None in plain text."""
 
@@ -47,27 +49,35 @@ class Guard:
     def __init__(self, security: Security, gate: Gate) -> None:
         self._tls = isinstance(security, MutualTls)
         self._gate = gate
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, Counter[str]] = {}
+        """Peer to its calls that run, by connection."""
 
     @contextmanager
     def let_in(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> Iterator[Caller]:
         """For as long as the call runs. Raises `NotAuthorised`, `LimitReached`."""
         caller = self._identify(context, method)
-        limit = self._gate.calls_per_peer
-        if self._running[caller.peer] >= limit:
-            words = f"{caller.peer} has {limit} calls that run; one peer may have {limit} at once"
-            raise LimitReached(words, peer=caller.peer, calls_per_peer=limit)
-        self._running[caller.peer] += 1
+        running = self._running.get(caller.peer, Counter())
+        calls, connections = self._gate.calls_per_peer, self._gate.connections_per_peer
+        if running.total() >= calls:
+            words = f"{caller.peer} has {calls} calls that run; one peer may have {calls} at once"
+            raise LimitReached(words, peer=caller.peer, calls_per_peer=calls)
+        if len(running) >= connections and caller.connection not in running:
+            words = f"{caller.peer} has calls over {connections} connections; one peer may use {connections} at once"
+            raise LimitReached(words, peer=caller.peer, connections_per_peer=connections)
+        self._running[caller.peer] = running
+        running[caller.connection] += 1
         try:
             yield caller
         finally:
-            self._running[caller.peer] -= 1
-            if not self._running[caller.peer]:
+            running[caller.connection] -= 1
+            if not running[caller.connection]:
+                del running[caller.connection]
+            if not running:
                 del self._running[caller.peer]
 
     def _identify(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> Caller:
         if not self._tls:
-            return Caller(context.peer().rpartition(":")[0], None)
+            return Caller(context.peer().rpartition(":")[0], context.peer(), None)
         facts: Mapping[str, Sequence[bytes]] = context.auth_context()  # type: ignore[assignment]
         names = Names(*(tuple(n.decode(errors="replace") for n in facts.get(k, ())) for k in ("peer_dns", "peer_uri")))
         if facts.get("ssl_session_reused", [b""])[0] != b"false":
@@ -81,7 +91,7 @@ class Guard:
         if patterns and not names.match(patterns):
             allowed = ", ".join(patterns)
             raise NotAuthorised(f"{names} may not call {method} here; allowed: {allowed}", names=names, allowed=allowed)
-        return Caller(str(names), names)
+        return Caller(str(names), context.peer(), names)
 
 
 def speaker(request: Any) -> str | None:

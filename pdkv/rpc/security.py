@@ -61,6 +61,8 @@ class Gate:
     """Of names that may drain and compact; none: nobody may."""
     calls_per_peer: int = 1024
     """Calls of one peer that run at once. Under TLS a peer is a certificate's names, in plain text an IP address."""
+    connections_per_peer: int = 256
+    """Over which one peer's calls run at once. Idle ones count for `connections` alone: nobody has a name there yet."""
     connections: int = 1024
     """Of all peers together."""
     connection_age_s: float = 7200.0

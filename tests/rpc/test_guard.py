@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -197,6 +198,40 @@ def test_a_peer_has_so_many_calls_at_once_and_another_one_as_many(tls: bool, tmp
     run(body)
 
 
+def test_calls_of_a_peer_run_over_so_many_connections_and_over_others_once_those_have_none() -> None:
+    async def body() -> None:
+        node = FakePrefill(Stream(samples.ACCEPTED, hangs=True))
+        async with (
+            served(PlainText(), Services(node), Gate(connections_per_peer=2)) as server,
+            AsyncExitStack() as stack,
+        ):
+            directories = [await stack.enter_async_context(dialling(PlainText())) for _ in range(3)]
+            peers = [directory.peer(server.address) for directory in directories]
+            streams = [peer.prefill(samples.prefill_request()) for peer in peers[:2]]
+            for stream in streams:
+                await anext(stream)
+            with pytest.raises(LimitReached) as refused:
+                await peers[2].status()
+            assert refused.value.fields["connections_per_peer"] == "2"
+            assert (await peers[1].status()).role == "prefill"  # more calls over one that counts already
+            await streams[0].aclose()
+            await soon(node.stream.ended)
+            await until_answered(peers[2])
+            await streams[1].aclose()
+
+    async def until_answered(peer: Any) -> None:
+        """The server's end of a closed stream comes a moment after the client's."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    await peer.status()
+                    return
+                except LimitReached:
+                    await asyncio.sleep(0)
+
+    run(body)
+
+
 def test_nobody_is_kept_in_mind_who_has_no_call() -> None:
     class Context:
         def peer(self) -> str:
@@ -204,7 +239,7 @@ def test_nobody_is_kept_in_mind_who_has_no_call() -> None:
 
     guard: Any = Guard(PlainText(), Gate())
     with guard.let_in(Context(), "/pdkv.v1.Prefill/Status"):
-        assert guard._running == {"ipv4:10.0.0.1": 1}
+        assert guard._running == {"ipv4:10.0.0.1": {"ipv4:10.0.0.1:5": 1}}
     assert not guard._running
 
 
