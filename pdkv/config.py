@@ -117,6 +117,8 @@ class NodeConfig(ServiceConfig):
     """Preset, directory of a checkpoint, or path of a config.json."""
     engine: Literal["reference", "synthetic"] = "reference"
     """What computes: transformers' model, or nothing: rows that follow from the tokens, for measuring all the rest."""
+    synthetic_token_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Microseconds that a synthetic engine takes for a token at least, as a device's step would."""
     seed: Count = 0
     """Of random weights, where the model has none."""
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -201,6 +203,8 @@ class NodeConfig(ServiceConfig):
     def _consistent(self) -> Self:
         if self.pool_pages is not None and "pool_bytes" in self.model_fields_set:
             raise ValueError("pool_pages: either pool_pages or pool_bytes, not both")
+        if self.synthetic_token_us and self.engine != "synthetic":
+            raise ValueError('synthetic_token_us: only when engine is "synthetic"')
         if (self.memory == "file") != bool(self.memory_path):
             raise ValueError('memory_path: a path when memory is "file", and only then')
         if self.draft_layers != 0 and (self.draft_layers, self.speculation) != (1, "mtp"):

@@ -57,7 +57,7 @@ def build_parts(config: NodeConfig) -> NodeParts:
     )
     if config.touch_pool:
         pool.memory.commit()
-    engine = ReferenceEngine(model, pool) if isinstance(model, LoadedModel) else synthetic.SyntheticEngine(model, pool)
+    engine = _engine_of(config, model, pool)
     contract = contract_of(config, model, fmt)
     name = PeerName(NodeId(config.node_id), new_incarnation())
     return NodeParts(
@@ -85,6 +85,12 @@ def _synthetic_of(config: NodeConfig) -> synthetic.SyntheticModel:
     if config.speculation == "mtp":
         raise ConfigError("speculation", config.speculation, "none or oracle: a synthetic engine has no draft layer")
     return synthetic.synthetic_model(config.model, seed=config.seed, indexer_types=config.indexer_types)
+
+
+def _engine_of(config: NodeConfig, model: Model, pool: SlotPool) -> AnyEngine:
+    if isinstance(model, LoadedModel):
+        return ReferenceEngine(model, pool)
+    return synthetic.SyntheticEngine(model, pool, token_us=config.synthetic_token_us)
 
 
 def drafter_of(config: NodeConfig, contract: Contract, model: Model, engine: AnyEngine) -> Drafter | None:

@@ -3,11 +3,12 @@
 Guarantees: both caches of every layer get every row of a token, so pages are as unlike as a model's and are digested,
 read and verified as such; the bytes of a page don't depend on how its tokens were cut into steps; the next token
 follows from the bytes of the sequence's last page, so a wrong one there changes the answer. Older pages are proved by
-their digests alone.
+their digests alone; a step takes as long as it is told that a model's would, or longer.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,14 +45,16 @@ def synthetic_model(source: str, *, seed: int = 0, indexer_types: tuple[str, ...
 class SyntheticEngine:
     """`node.ports.Engine` over a pool. The model's seed takes the place of weights."""
 
-    def __init__(self, model: SyntheticModel, pool: SlotPool) -> None:
-        """Raises `ConfigError` for a pool of pooled index keys or of a draft layer, which need a model."""
+    def __init__(self, model: SyntheticModel, pool: SlotPool, *, token_us: float = 0.0) -> None:
+        """A step lasts `token_us` microseconds a token at least, most of it without using the CPU, as if a device
+        computed. Raises `ConfigError` for a pool of pooled index keys or of a draft layer, which need a model."""
         fmt = pool.fmt
         if any(s.name.startswith("draft_") for s in fmt.segments) or fmt.index_tokens != fmt.page_tokens:
             raise ConfigError("engine", ENGINE_NAME, "reference, for pages with draft rows or pooled index keys")
         self._pool = pool
         self._vocab_size = model.shape.vocab_size
         self._seed = model.seed
+        self._token_s = token_us / 1e6
         self._rows = [
             (segment.layer, rows)
             for segment in fmt.segments
@@ -64,6 +67,7 @@ class SyntheticEngine:
 
     def forward(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Logits:
         """As `node.ports.Engine`; float32 [vocab], one of them 1, the others 0."""
+        ends_s = time.monotonic() + len(tokens) * self._token_s
         stop, size = start + len(tokens), self._pool.fmt.page_tokens
         if stop > len(pages) * size:
             raise BoundsError("positions", stop, f"at most {len(pages) * size}")
@@ -72,7 +76,9 @@ class SyntheticEngine:
         marks = tokens.astype(np.int64) * 31 + positions * 7 + self._seed
         for layer, rows in self._rows:
             rows[at, slots] = ((marks + layer * 3) % 251 + 1).astype(np.uint8)[:, None]
-        return self._logits(stop, pages)
+        logits = self._logits(stop, pages)
+        time.sleep(max(ends_s - time.monotonic(), 0.0))
+        return logits
 
     def chunk(self, tokens: UInt32Array, start: int, pages: LocalPages) -> Computed:
         return Computed(self.forward(tokens, start, pages)[None], np.zeros((len(tokens), 0), np.float32))

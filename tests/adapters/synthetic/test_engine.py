@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -87,3 +89,13 @@ def test_pages_of_another_list_or_seed_have_another_name() -> None:
     assert synthetic_model("tiny").weights_id != synthetic_model("tiny", seed=1).weights_id
     types = ("full",) * SHAPE.num_layers
     assert synthetic_model("tiny", indexer_types=types).shape.indexer_types == types
+
+
+def test_a_step_takes_as_long_as_a_models_would() -> None:
+    pool = SlotPool.create(page_format(SHAPE), 8)
+    engine = SyntheticEngine(synthetic_model("tiny"), pool, token_us=500)
+    _, plain = made()
+    began_s = time.monotonic()
+    logits = engine.forward(TOKENS, 0, PAGES)
+    assert time.monotonic() - began_s >= 200 * 500e-6
+    assert (logits == plain.forward(TOKENS, 0, PAGES)).all()
