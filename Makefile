@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint proto soak sim model clean
+.PHONY: setup demo test lint proto soak sim model bench clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ lint: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python tools/make_proto.py
+
+# needs root, iproute2 and iperf3 for its two nodes; fewer: make bench ARGS="--only transfer"
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/pdkv soak $(ARGS)
