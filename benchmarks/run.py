@@ -41,6 +41,7 @@ class Script:
     """Checks that its report must hold."""
     limit_s: float
     arguments: tuple[str, ...] = ()
+    folder: Path = ROOT / "benchmarks"
 
     @property
     def command(self) -> str:
@@ -85,7 +86,7 @@ def run(script: Script, results: Path) -> dict[str, Any]:
     """Its report; where there is none, one that says why."""
     path = results / f"{script.name}.json"
     path.unlink(missing_ok=True)
-    line = [sys.executable, str(ROOT / "benchmarks" / f"{script.name}.py"), *script.arguments, "--json", str(path)]
+    line = [sys.executable, str(script.folder / f"{script.name}.py"), *script.arguments, "--json", str(path)]
     began = time.monotonic()
     process = subprocess.Popen(line, cwd=ROOT, start_new_session=True)
     trouble = ""
