@@ -42,11 +42,15 @@ AnyEngine = ReferenceEngine | synthetic.SyntheticEngine
 
 def build_parts(config: NodeConfig) -> NodeParts:
     """Raises `ConfigError` naming the field that can't be used."""
+    model = _synthetic_of(config) if config.engine == synthetic.ENGINE_NAME else model_of(config)
+    return parts_of(config, model, page_format(model.shape, main_row=config.main_row))
+
+
+def parts_of(config: NodeConfig, model: Model, fmt: PageFormat) -> NodeParts:
+    """With pages of that format, which fits the model. Raises as `build_parts`."""
     if config.threads:
         torch.set_num_threads(config.threads)
     faults = FaultPlan.parse(config.fault_plan)
-    model = _synthetic_of(config) if config.engine == synthetic.ENGINE_NAME else model_of(config)
-    fmt = page_format(model.shape, main_row=config.main_row)
     pool = SlotPool.create(
         fmt,
         config.total_pages(fmt.page_bytes),
