@@ -49,7 +49,7 @@ class ServiceConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    node_id: NodeName = Field(default_factory=lambda: _host_name())
+    node_id: NodeName = Field(default_factory=lambda: host_name())
     """Name of this node in its fleet, unique there; not given: the host's name."""
     bind: Address = "127.0.0.1:0"
     """Where to listen; port 0 takes a free one."""
@@ -362,7 +362,7 @@ def _named(cls: type[ServiceConfig], error: ValidationError) -> ConfigError:
     return ConfigError(field, have, kind.items.words if len(where) > 1 and kind.items else kind.words)
 
 
-def _host_name() -> str:
+def host_name() -> str:
     """A pod's or machine's own name, as far as a node may be called so."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:63].lstrip("._-") or "node"
 

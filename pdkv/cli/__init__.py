@@ -7,6 +7,11 @@ transformers is installed; an error of ours ends as one line on stderr and exit 
 
 def main() -> None:
     """Entry point of the installed command."""
+    import signal
+
+    from pdkv.cli.signals import end_at_once
+
+    end_at_once(signal.SIGTERM)
     from pdkv.cli.app import run
 
     run()

@@ -16,6 +16,7 @@ from pdkv import __version__
 from pdkv.cli.admin import compact, drain
 from pdkv.cli.demo import demo
 from pdkv.cli.generate import generate
+from pdkv.cli.health import health
 from pdkv.cli.help import Command, Group
 from pdkv.cli.nodes import decode, prefill, router
 from pdkv.cli.plan import plan
@@ -62,6 +63,7 @@ app.command("rank", cls=Command)(rank)
 app.command("router", cls=Command)(router)
 app.command("generate", cls=Command)(generate)
 app.command("status", cls=Command)(status)
+app.command("health", cls=Command)(health)
 app.command("drain", cls=Command)(drain)
 app.command("compact", cls=Command)(compact)
 app.command("replay", cls=Command)(replay)

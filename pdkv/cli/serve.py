@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdkv.cli.options import ServeOptions
+from pdkv.cli.signals import end_at_once
 from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, Draining, PeerLost
 from pdkv.node.flow import deadline, together
@@ -71,7 +72,7 @@ class Served:
 
 
 async def run_until_told(served: Served, options: ServeOptions) -> None:
-    """Serve until SIGTERM or SIGINT; a second one is left to the default, which ends the process at once."""
+    """Serve until SIGTERM or SIGINT; a second one ends the process at once."""
     loop = asyncio.get_running_loop()
     told = served.told
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,7 +100,7 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
         health.cancel()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once, without a traceback
+        end_at_once(number)  # a second one, without a traceback
     log.info("told to end: no new requests, running ones and leases have %.3g s", config.drain_grace_s)
     await server.set_serving(serving=False)
     try:

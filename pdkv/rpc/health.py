@@ -1,7 +1,7 @@
-"""Waiting for a service to be ready.
+"""Asking a service how it is, and waiting until it is ready.
 
-Guarantees: what is waited for is the service's own word (gRPC's health service says SERVING), not a port that is open;
-the wait has an end, and its error says what was seen last.
+Guarantees: what counts is the service's own word (gRPC's health service says SERVING), not a port that is open; the
+wait has an end, and its error says what was seen last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,30 @@ from pdkv.rpc.channels import Channels
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Security
 
+READY = ""
+"""What the health service calls the process as a whole: SERVING while it can serve."""
+LIVE = "live"
+"""The same of a process that answers at all: SERVING from its first call to its last, ready or not."""
 _STATES = health_pb2.HealthCheckResponse.ServingStatus
+
+
+async def state_of(address: str, security: Security, *, service: str = READY, node: str = "", within_s: float) -> str:
+    """What `address` says: SERVING or NOT_SERVING. Under TLS its certificate has to name `node`, if that isn't empty.
+
+    Raises `DeadlineExceeded`, `ConfigError` for an address or key files that can't be used, and what a call raises.
+    """
+    channels = Channels(security)
+    try:
+        async with deadline(within_s, f"asking {address} how it is"):
+            with channels.to(address, node) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                try:
+                    reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+                except grpc.aio.AioRpcError as error:
+                    raise error_from(error, address=address, what="Check") from error
+                return _STATES.Name(reply.status)
+    finally:
+        await channels.close()
 
 
 async def until_serving(address: str, security: Security, *, within_s: float) -> None:

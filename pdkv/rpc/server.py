@@ -35,6 +35,7 @@ from pdkv.rpc.admin import AdminServicer
 from pdkv.rpc.convert import common, generate, intro, prefill
 from pdkv.rpc.convert.checks import require_sendable
 from pdkv.rpc.guard import Guard
+from pdkv.rpc.health import LIVE, READY
 from pdkv.rpc.interceptors import CallInterceptor
 from pdkv.rpc.rank import RankServicer
 from pdkv.rpc.security import Gate, PlainText, Security
@@ -207,13 +208,14 @@ class GrpcServer:
         if isinstance(self._security, PlainText):
             log.warning("plain text on %s: whoever reaches it may use it and may say it is any node", self.address)
         await self._server.start()
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(serving=True)
         return self.address
 
     async def set_serving(self, *, serving: bool) -> None:
-        """What the health service answers, for the whole server and for each of its services."""
+        """What the health service answers, for the whole server and for each of its services; `LIVE` it is anyway."""
         states = health_pb2.HealthCheckResponse
-        for name in ("", *self._names):
+        for name in (READY, *self._names):
             await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
 
     async def calls_ended(self) -> None:

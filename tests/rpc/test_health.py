@@ -6,8 +6,8 @@ import socket
 import grpc
 import pytest
 
-from pdkv.errors import ConfigError, DeadlineExceeded, RemoteError
-from pdkv.rpc.health import until_serving
+from pdkv.errors import ConfigError, DeadlineExceeded, PeerLost, RemoteError
+from pdkv.rpc.health import LIVE, READY, state_of, until_serving
 from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint
@@ -70,3 +70,24 @@ def test_a_server_that_tells_no_health_is_an_error_at_once() -> None:
 def test_an_address_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match="address"):
         asyncio.run(until_serving("nowhere", PlainText(), within_s=1))
+
+
+def test_a_process_that_is_not_ready_is_alive_until_it_ends() -> None:
+    async def body() -> None:
+        async with serving(router=FakeRouter()) as (server, _):
+            await server.set_serving(serving=False)
+            asked = [state_of(server.address, PlainText(), service=s, within_s=LIMIT_S) for s in (READY, LIVE)]
+            assert await asyncio.gather(*asked) == ["NOT_SERVING", "SERVING"]
+        with pytest.raises(PeerLost):
+            await state_of(server.address, PlainText(), service=LIVE, within_s=LIMIT_S)
+
+    run(body)
+
+
+def test_a_service_that_is_not_there_has_no_state() -> None:
+    async def body() -> None:
+        async with serving(router=FakeRouter()) as (server, _):
+            with pytest.raises(RemoteError, match="NOT_FOUND"):
+                await state_of(server.address, PlainText(), service="pdkv.v1.Prefill", within_s=LIMIT_S)
+
+    run(body)
