@@ -56,7 +56,7 @@ class ClientSettings:
     """Of lease calls and status."""
 
 
-class _Client:
+class Client:
     """One service at one address."""
 
     _service: type[Any]
@@ -116,7 +116,7 @@ class _Client:
             raise PeerLost(words, address=self.address) from error
 
 
-class GrpcPrefillPeer(_Client):
+class GrpcPrefillPeer(Client):
     """`node.ports.PrefillPeer` over gRPC."""
 
     _service = prefill_pb2_grpc.PrefillStub
@@ -174,7 +174,7 @@ class GrpcPrefillPeer(_Client):
         return common.status_from_pb(reply)
 
 
-class _GenerateClient(_Client):
+class _GenerateClient(Client):
     """The token stream, the same at a decode node and at a router."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
@@ -208,7 +208,7 @@ class GrpcRouterClient(_GenerateClient):
         return common.router_status_from_pb(reply)
 
 
-class GrpcRank(_Client):
+class GrpcRank(Client):
     """`node.ranks.RankPort` over gRPC."""
 
     _service = rank_pb2_grpc.RankStub
@@ -262,7 +262,7 @@ class GrpcRank(_Client):
             return await getattr(stub, call)(message, timeout=checks.RANK_DEADLINE_S)
 
 
-class GrpcAdmin(_Client):
+class GrpcAdmin(Client):
     """An operator's calls to a node or router."""
 
     _service = admin_pb2_grpc.AdminStub

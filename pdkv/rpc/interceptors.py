@@ -18,14 +18,18 @@ from google.protobuf.message import DecodeError
 
 from pdkv.errors import PdkvError, ProtocolError
 from pdkv.node.flow import deadline
-from pdkv.rpc.convert.checks import ADMIN_DEADLINE_S, RANK_DEADLINE_S, UNARY_DEADLINE_S
+from pdkv.rpc.convert.checks import ADMIN_DEADLINE_S, BENCH_DEADLINE_S, RANK_DEADLINE_S, UNARY_DEADLINE_S
 from pdkv.rpc.errors import status_of
 from pdkv.rpc.guard import Guard
 
 log = logging.getLogger(__name__)
 
 OURS = "/pdkv."
-DEADLINES_S = {"/pdkv.v1.Rank/": RANK_DEADLINE_S, "/pdkv.v1.Admin/": ADMIN_DEADLINE_S}
+DEADLINES_S = {
+    "/pdkv.v1.Rank/": RANK_DEADLINE_S,
+    "/pdkv.v1.Admin/": ADMIN_DEADLINE_S,
+    "/pdkv.v1.Bench/": BENCH_DEADLINE_S,
+}
 """Of unary calls, by the beginning of their method; others have `UNARY_DEADLINE_S`."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

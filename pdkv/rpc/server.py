@@ -32,8 +32,9 @@ from pdkv.node.messages import (
 )
 from pdkv.node.rank import Rank
 from pdkv.rpc.admin import AdminServicer
+from pdkv.rpc.bench import BenchService, BenchServicer
 from pdkv.rpc.convert import common, generate, intro, prefill
-from pdkv.rpc.convert.checks import require_sendable
+from pdkv.rpc.convert.checks import STREAM_SLACK_S, require_sendable
 from pdkv.rpc.guard import Guard
 from pdkv.rpc.health import LIVE, READY
 from pdkv.rpc.interceptors import CallInterceptor
@@ -43,6 +44,8 @@ from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
 from pdkv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    bench_pb2,
+    bench_pb2_grpc,
     common_pb2,
     decode_pb2,
     decode_pb2_grpc,
@@ -102,7 +105,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Context) -> None:  # type: ignore[override]
         asked = prefill.prefill_request_from_pb(request)
         envelope = common.reply_envelope(asked.envelope)
-        async with deadline(asked.remaining_s, "Prefill"), aclosing(self._node.prefill(asked)) as events:
+        limit_s = asked.remaining_s + STREAM_SLACK_S
+        async with deadline(limit_s, "Prefill"), aclosing(self._node.prefill(asked)) as events:
             async for event in events:
                 await _write(context, prefill.prefill_event_to_pb(event, envelope))
 
@@ -144,7 +148,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
 async def _generate(node: GenerateService, request: decode_pb2.GenerateRequest, context: Context) -> None:
     asked = generate.generate_request_from_pb(request)
-    async with deadline(asked.remaining_s, "Generate"), aclosing(node.generate(asked)) as events:
+    async with deadline(asked.remaining_s + STREAM_SLACK_S, "Generate"), aclosing(node.generate(asked)) as events:
         async for event in events:
             await _write(context, generate.generate_event_to_pb(event))
 
@@ -163,6 +167,7 @@ class Services:
     router: RouterService | None = None
     rank: Rank | None = None
     admin: Control | None = None
+    bench: BenchService | None = None
 
 
 class GrpcServer:
@@ -201,6 +206,9 @@ class GrpcServer:
         if services.admin is not None:
             admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(services.admin), self._server)
             names.append(admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name)
+        if services.bench is not None:
+            bench_pb2_grpc.add_BenchServicer_to_server(BenchServicer(services.bench), self._server)
+            names.append(bench_pb2.DESCRIPTOR.services_by_name["Bench"].full_name)
         return names
 
     async def start(self) -> str:

@@ -29,8 +29,13 @@ UNARY_DEADLINE_S = 30.0
 """Of a call that answers once, whatever its client set."""
 ADMIN_DEADLINE_S = 3600.0
 """Of an operator's call: a drain waits for the longest answer."""
+STREAM_SLACK_S = 1.0
+"""A server's bound on a stream comes so long after the request's time is over, and a client's as long again: the node
+that runs the request ends it first, and says what was over."""
 RANK_DEADLINE_S = 600.0
 """Of a rank's call, which computes, digests or waits: the leader's own deadlines are shorter."""
+BENCH_DEADLINE_S = 600.0
+"""Of a benchmark's call to its source, which may fill all of its memory."""
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Nothing that gRPC would take apart when it looks for the name in a certificate."""
