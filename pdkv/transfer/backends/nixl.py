@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pdkv.errors import (
@@ -33,9 +34,11 @@ from pdkv.errors import (
     TransferError,
 )
 from pdkv.ids import UInt64Array
+from pdkv.machine.devices import devices
 from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Memory, Side
 from pdkv.transfer.backends.farewell import Connections
-from pdkv.transfer.backends.ucx_log import UcxLog, tcp_segments
+from pdkv.transfer.backends.ucx_log import UcxLog
+from pdkv.transfer.backends.ucx_settings import missing, shown, tcp_segments, tuning
 
 NIXL_BACKEND = "UCX"
 FAREWELL_POLLS = 64
@@ -45,6 +48,7 @@ LANE_READ_S = 2.0
 logger = logging.getLogger(__name__)
 _loading = threading.Lock()
 _log: UcxLog | None = None
+_devices = cache(devices)
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +220,7 @@ class NixlBackend:
 
     def _new_agent(self, name: str, connections: Connections) -> Any:
         config = self._api.nixl_agent_config(enable_prog_thread=False, capture_telemetry=True, backends=[])
-        with _loading, self._log.listening(), connections.of_agent():
+        with _loading, self._log.listening(missing(tuning(_devices()))), connections.of_agent():
             try:
                 agent = self._api.nixl_agent(name, config)
                 agent.create_backend(NIXL_BACKEND, {})
@@ -293,10 +297,12 @@ def _load() -> tuple[Any, UcxLog]:
     """NIXL's API and the log of the UCX library it brings, quiet on the process's own output."""
     global _log
     with _loading:
+        settings = tuning(_devices())
         if _log is None:
             _log = UcxLog()
+            logger.info("UCX is set to %s", shown(settings))
         try:
-            with _log.listening():
+            with _log.listening(missing(settings)):
                 from nixl import _api
         except ImportError as error:
             raise MissingDependency("nixl", "the nixl transfer backend", detail=str(error)) from error

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +28,6 @@ AGENT_CHARS = 31
 WARNINGS_AT_ONCE = 3
 _READS = "*remote memory read*"
 """UCX_PROTO_INFO takes a pattern over the tables' titles: only those of reads are written."""
-_TCP_SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
-"""UCX's default of 8 KiB makes reads over TCP 2.4 to 4.5 times slower. What the operator has set stays."""
-_TCP_CARE = {"UCX_TCP_KEEPIDLE": "2.5s", "UCX_TCP_KEEPINTVL": "1s", "UCX_TCP_KEEPCNT": "3", "UCX_TCP_SNDBUF": "512k"}
-"""A host that vanished without a word ends our reads after 5 s (UCX rounds down), instead of minutes. A source that
-can't put a whole segment into its socket rarely dies of a reader's death: see docs/decisions/0015."""
 _RDMA = re.compile(r"(rc|dc|gga|srd)(_|$)")
 _EMULATED = "software emulation"
 """The target sends the bytes; they are copied only while their request is known here."""
@@ -72,12 +67,6 @@ class ReadTable:
         )
 
 
-def tcp_segments() -> str:
-    """The settings that both ends must share: a longer segment than the receiver expects breaks its connection, or
-    its memory."""
-    return ",".join(f"{key}={os.environ.get(key, value)}" for key, value in _TCP_SEGMENTS.items())
-
-
 def read_tables(lines: Iterable[str]) -> list[ReadTable]:
     """All tables of reads in a UCX log, in order."""
     found: list[ReadTable] = []
@@ -103,13 +92,13 @@ class UcxLog:
         """The library was loaded before us: its log goes elsewhere."""
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, settings: Mapping[str, str]) -> Iterator[None]:
         """Around loading UCX and making a UCX backend: its settings are read from the environment then.
 
-        What the operator has set stays; a log file of the operator's is read if it is a file, otherwise (as with
-        "stdout") lanes stay unknown.
+        These are added; what the operator has set stays. A log file of the operator's is read if it is a file;
+        otherwise (as with "stdout") lanes stay unknown.
         """
-        settings = _TCP_SEGMENTS | _TCP_CARE
+        settings = dict(settings)
         path = _expand(os.environ.get("UCX_LOG_FILE", ""))
         own = self._file is None and not self._deaf and not path
         if own:

@@ -102,13 +102,15 @@ def ucx(monkeypatch: pytest.MonkeyPatch) -> FakeUcx:
     return FakeUcx(monkeypatch)
 
 
-def test_the_log_is_read_from_a_file_without_a_name(ucx: FakeUcx) -> None:
+def test_the_log_is_read_from_a_file_without_a_name(ucx: FakeUcx, monkeypatch: pytest.MonkeyPatch) -> None:
     log = UcxLog()
+    monkeypatch.setenv("UCX_TLS", "tcp")
     before = dict(os.environ)
-    with log.listening():
+    with log.listening({"UCX_TLS": "all", "UCX_TCP_RX_SEG_SIZE": "1m"}):
         assert os.environ["UCX_PROTO_INFO"] == "*remote memory read*"
         assert os.environ["UCX_TCP_RX_SEG_SIZE"] == "1m"
-    with log.listening():
+        assert os.environ["UCX_TLS"] == "tcp"
+    with log.listening({}):
         path = Path(os.environ["UCX_LOG_FILE"])
         ucx.load()
     assert dict(os.environ) == before
@@ -124,7 +126,7 @@ def test_the_log_is_read_from_a_file_without_a_name(ucx: FakeUcx) -> None:
 
 def test_only_so_much_of_a_name_is_compared(ucx: FakeUcx) -> None:
     log, name = UcxLog(), "n" * 40
-    with log.listening():
+    with log.listening({}):
         ucx.load()
     ucx.write(re.sub("decode#01", "n" * ucx_log.AGENT_CHARS, LOG))
     assert len(log.tables(name, "DRAM")) == 1
@@ -132,7 +134,7 @@ def test_only_so_much_of_a_name_is_compared(ucx: FakeUcx) -> None:
 
 def test_warnings_are_passed_on_and_not_all_of_them(ucx: FakeUcx, caplog: pytest.LogCaptureFixture) -> None:
     log = UcxLog()
-    with log.listening():
+    with log.listening({}):
         ucx.load()
     ucx.write("".join(f"{STAMP} mpool.c:40 UCX  WARN  object {i} was not returned\n" for i in range(9)))
     log.catch_up()
@@ -145,7 +147,7 @@ def test_warnings_are_passed_on_and_not_all_of_them(ucx: FakeUcx, caplog: pytest
 def test_the_operators_log_file_is_kept_and_read(ucx: FakeUcx, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("UCX_LOG_FILE", str(tmp_path / "ucx.%p"))
     log = UcxLog()
-    with log.listening():
+    with log.listening({}):
         monkeypatch.setenv("UCX_LOG_FILE", str(tmp_path / f"ucx.{os.getpid()}"))
         ucx.load()
     ucx.write(LOG)
@@ -157,7 +159,7 @@ def test_the_operators_log_file_is_kept_and_read(ucx: FakeUcx, monkeypatch: pyte
 def test_a_log_on_the_terminal_stays_free_of_tables(ucx: FakeUcx, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setenv("UCX_LOG_FILE", place)
     log = UcxLog()
-    with log.listening():
+    with log.listening({}):
         assert "UCX_PROTO_INFO" not in os.environ
     assert log.tables("decode#01", "DRAM") == []
 
@@ -165,7 +167,7 @@ def test_a_log_on_the_terminal_stays_free_of_tables(ucx: FakeUcx, monkeypatch: p
 def test_a_library_that_was_loaded_before_is_not_asked(ucx: FakeUcx) -> None:
     ucx.loaded = True
     log = UcxLog()
-    with log.listening():
+    with log.listening({}):
         assert "UCX_LOG_FILE" not in os.environ
         assert "UCX_PROTO_INFO" not in os.environ
     assert log.tables("decode#01", "DRAM") == []
