@@ -35,8 +35,6 @@ class Computation:
         self._sampling = sampling
         self.sealed = len(reservation.hit)
         """Pages of the prompt that are committed so far."""
-        self.standing = reservation.hit
-        """The pages in the tree for them: what can be announced."""
         self.draft: DraftHandoff | None = None
         """After the last chunk so far, where the model has a draft layer."""
 
@@ -45,9 +43,9 @@ class Computation:
         """First token of each chunk."""
         return tuple(span.start for span in self._steps)
 
-    async def run(self, before: Callable[[], None], sealed: Callable[[int, int], None]) -> Logits:
-        """float32 [vocab] logits of the last token. `before` is called before each chunk, `sealed` with the first page
-        and the one after the last of those that came into the tree.
+    async def run(self, before: Callable[[], None], sealed: Callable[[int, LocalPages], None]) -> Logits:
+        """float32 [vocab] logits of the last token. `before` is called before each chunk, `sealed` when pages of the
+        prompt came into the tree: with the index of the first, and the pages that stand there and can be announced.
 
         Raises what the engine raises, and `BadLogits` for logits that are not finite.
         """
@@ -79,7 +77,7 @@ class Computation:
         )
         return logits
 
-    async def _seal_until(self, stop: int, sealed: Callable[[int, int], None]) -> None:
+    async def _seal_until(self, stop: int, sealed: Callable[[int, LocalPages], None]) -> None:
         """Seal every recorded page that is full of computed tokens."""
         first, last = self.sealed, min(stop, self._prompt.recorded_tokens) // self._prompt.page_tokens
         if last <= first:
@@ -92,6 +90,6 @@ class Computation:
             self._prompt.hashes.part(first, last),
         )
         # Where another request was faster, its page stands in the tree: that one is announced.
-        self.standing = LocalPages.join([self.standing, self._parts.manager.commit(verified)])
+        standing = self._parts.manager.commit(verified)
         self.sealed = last
-        sealed(first, last)
+        sealed(first, standing)

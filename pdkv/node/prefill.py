@@ -232,13 +232,18 @@ class _PrefillRun:
     async def run(self, emit: Emit) -> PrefillDone:
         began = _now()
         computation, wanted = self._computation, self._request.first_page_wanted
-        if computation.sealed > wanted:
-            emit(self._announced(wanted, computation.sealed))
 
-        def sealed(first: int, last: int) -> None:
+        def announce(first: int, standing: LocalPages) -> None:
+            late = max(wanted - first, 0)
+            if late < len(standing):
+                hashes = self._prompt.hashes.part(first + late, first + len(standing))
+                emit(self._columns(first + late, standing[late:], hashes))
+
+        def sealed(first: int, standing: LocalPages) -> None:
             self._parts.at(Stage.SEALED, self._request.request_id)
-            if max(first, wanted) < last:
-                emit(self._announced(max(first, wanted), last))
+            announce(first, standing)
+
+        announce(0, self._reservation.hit)
 
         logits = await computation.run(lambda: self._parts.at(Stage.COMPUTING, self._request.request_id), sealed)
         tail = await self._seal_tail()
@@ -270,9 +275,6 @@ class _PrefillRun:
         )
         parts.manager.seal_private(self._reservation, verified)
         return self._columns(prompt.recorded_pages, page, tail_hash)
-
-    def _announced(self, first: int, last: int) -> PagesSealed:
-        return self._columns(first, self._computation.standing[first:last], self._prompt.hashes.part(first, last))
 
     def _columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
         manager = self._parts.manager

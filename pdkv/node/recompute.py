@@ -33,7 +33,7 @@ async def recompute(parts: NodeParts, wanted: Wanted, reservation: Reservation, 
     parts.manager.take_private(reservation, reservation.sequence[prompt.recorded_pages : prompt.pages])
     logits = await computation.run(
         lambda: parts.at(Stage.RECOMPUTING, request.request_id),
-        lambda first, last: parts.at(Stage.COMMITTED, request.request_id),
+        lambda first, standing: parts.at(Stage.COMMITTED, request.request_id),
     )
     if parts.barrier:
         await parts.barrier()

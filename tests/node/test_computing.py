@@ -10,6 +10,7 @@ import pytest
 
 from pdkv.contract import ContractFacts
 from pdkv.errors import BadLogits
+from pdkv.ids import LocalPages
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
 from pdkv.node.computing import Computation
@@ -28,7 +29,7 @@ class Bench:
     def __init__(self, **facts: str | int) -> None:
         self.parts: NodeParts = make_parts("n", ContractFacts(weights_id="toy", **facts), LoopbackNet())  # type: ignore[arg-type]
         self.prompt: Prompt = plan_prompt(request(300).tokens, Namespace(), self.parts.contract)
-        self.heard: list[tuple[int, int]] = []
+        self.heard: list[tuple[int, LocalPages]] = []
 
     def reserve(self) -> Reservation:
         prompt = self.prompt
@@ -62,8 +63,8 @@ def test_it_gives_what_one_process_says_and_leaves_the_full_pages_in_the_tree() 
         computation = bench.computation(reservation)
         logits = await computation.run(lambda: None, lambda *part: bench.heard.append(part))
         assert computation.starts == (0, 128, 256)
-        assert (bench.heard, computation.sealed) == ([(0, 2), (2, 4)], 4)
-        assert computation.standing == reservation.sequence[:4]
+        assert bench.heard == [(0, reservation.sequence[:2]), (2, reservation.sequence[2:4])]
+        assert computation.sealed == 4
         pair: Pair = make_pair()
         assert computation.first(logits).token == alone(pair, request(300))[0]
         pair.close()
