@@ -146,7 +146,7 @@ class GrpcPrefillPeer(Client):
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         message = prefill.prefill_request_to_pb(request)
         async with self._call("Prefill", message, request.envelope.receiver.node) as stub:
-            call = stub.Prefill(message, timeout=request.remaining_s)
+            call = stub.Prefill(message, timeout=request.remaining_s + 2 * checks.STREAM_SLACK_S)
             try:
                 async for reply in call:
                     common.require_reply(request.envelope, reply.envelope)
@@ -180,7 +180,7 @@ class _GenerateClient(Client):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         message = generate.generate_request_to_pb(request)
         async with self._call("Generate", message) as stub:
-            call = stub.Generate(message, timeout=request.remaining_s)
+            call = stub.Generate(message, timeout=request.remaining_s + 2 * checks.STREAM_SLACK_S)
             try:
                 async for reply in call:
                     yield generate.generate_event_from_pb(reply)

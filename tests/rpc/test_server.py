@@ -186,7 +186,7 @@ def test_remaining_time_bounds_a_stream_whose_client_set_no_deadline() -> None:
             assert prefill_event_from_pb(await call.read()) == samples.ACCEPTED
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
-            assert str(error_from(caught.value, address="", what="")) == "Prefill did not end within 0.2 s"
+            assert str(error_from(caught.value, address="", what="")) == "Prefill did not end within 1.2 s"
             await soon(node.stream.ended)
 
     run(body)
