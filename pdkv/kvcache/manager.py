@@ -31,14 +31,12 @@ from pdkv.errors import (
     ReservationDead,
 )
 from pdkv.ids import LeaseId, LocalPages, PageHashes, ReservationId, UInt64Array
-from pdkv.kvcache.allocator import PageAllocator
 from pdkv.kvcache.audit import audit
-from pdkv.kvcache.events import Observer
 from pdkv.kvcache.eviction import EvictionOrder
-from pdkv.kvcache.ownership import CACHED, FREE, Claim, Ownership, PageState, claim
+from pdkv.kvcache.moves import PageMoves
+from pdkv.kvcache.ownership import CACHED, PageState, claim
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.radix_node import Node, Use
-from pdkv.kvcache.radix_tree import RadixTree
 from pdkv.kvcache.reservation import HeldBack, LeasedPages, Reservation
 from pdkv.kvcache.shortage import never_fits, no_room
 from pdkv.kvcache.verifier import VerifiedPages
@@ -50,18 +48,14 @@ _PAIR = np.dtype("V16")
 _LOCAL_WRITER = "a local writer may still run"
 
 
-class CacheManager:
+class CacheManager(PageMoves):
     """Owner of the pages of one pool, of its page table and of the tree of cached ones."""
 
     renumbers = True
     """Its pages may become others of its pool (`compaction`)."""
 
     def __init__(self, pool: SlotPool, *, order: EvictionOrder | None = None) -> None:
-        self.pool = pool
-        self.table = pool.table
-        self.tree = RadixTree(pool.num_pages, order)
-        self.allocator = PageAllocator(pool.num_pages)
-        self.ownership = Ownership(pool.num_pages)
+        super().__init__(pool, order=order)
         self.reservations: dict[ReservationId, Reservation] = {}
         """The live ones."""
         self.leased: dict[LeaseId, LeasedPages] = {}
@@ -69,11 +63,6 @@ class CacheManager:
         self._digests = np.zeros((pool.num_pages, 2), np.uint64)
         # a page's pair as one opaque item: numpy moves those twenty times faster than rows of two
         self._digest_pairs = self._digests.view(_PAIR)[:, 0]
-        self._last_holder = 0
-        self.evicted_pages = 0
-        """Since the start, so far."""
-        self.observer: Observer | None = None
-        """Who wants to hear what the tree has: see `events`."""
         self.on_room: Callable[[], None] = lambda: None
         """Called when pages have come free or evictable, amid the manager's work: must not call it back at once."""
 
@@ -137,7 +126,7 @@ class CacheManager:
         node = self.tree.boundary(match)
         use = Use(priority)
         self.tree.lock(node, use=use)
-        return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, short), node, use)
+        return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, self._new_holder()), node, use)
 
     def commit(self, verified: VerifiedPages) -> LocalPages:
         """Seal verified pages and put them into the tree; the reservation's lock then covers them.
@@ -308,46 +297,12 @@ class CacheManager:
     # --- the moves ------------------------------------------------------------------------------------------------
 
     def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node, use: Use) -> Reservation:
-        """The reservation of pages that `_take` has taken for the newest holder."""
+        """The reservation of pages that were taken for the newest holder."""
         holder = ReservationId(self._last_holder)
         sequence = LocalPages.kept(np.concatenate((hit.array, pages.array)))
         reservation = Reservation(holder, hashes, hit, pages, sequence, node, len(hit), len(hashes), use)
         self.reservations[holder] = reservation
         return reservation
-
-    def _take(self, count: int, short: int) -> LocalPages:
-        """`count` pages for a new holder, of which `short` have to be evicted first.
-
-        The rows of free pages have been void since they were freed (`_free`).
-        """
-        reserved = claim(PageState.RESERVED, self._new_holder())
-        if short <= 0:
-            free = self.allocator.allocate(count)
-            self.ownership.move(free, FREE, reserved)
-            return free
-        evicted = LocalPages.kept(self.tree.evict(short))
-        if self.observer is not None:
-            self.observer.removed(evicted)
-        self.table.bump(evicted)
-        self.ownership.move(evicted, CACHED, reserved)
-        self.evicted_pages += short
-        # All free pages are needed too, so in this order they and the evicted ones make the longest runs there are.
-        free = self.allocator.allocate(count - short)
-        self.ownership.move(free, FREE, reserved)
-        both = np.concatenate((free.array, evicted.array))
-        both.sort()
-        return LocalPages.kept(both)
-
-    def _free(self, pages: LocalPages, held_as: Claim) -> None:
-        """A free page has no sealed row, and another generation than when it had one: who still reads it finds out."""
-        self.ownership.move(pages, held_as, FREE)
-        self._give_back(pages)
-
-    def _give_back(self, pages: LocalPages) -> None:
-        sealed = self.table.sealed(pages)
-        if np.count_nonzero(sealed):
-            self.table.bump(pages.where(sealed))
-        self.allocator.free(pages)
 
     def _hold_back(self, reservation: Reservation, pages: LocalPages, reason: str) -> None:
         if not len(pages):
@@ -380,11 +335,6 @@ class CacheManager:
         unsealed = pages.array[~self.table.sealed(pages)]
         if unsealed.size:
             raise BoundsError("page to announce", int(unsealed[0]), "a sealed page")
-
-    def _new_holder(self) -> int:
-        """Never given twice, to reservations and leases alike: an old one finds nothing of its own in a reused page."""
-        self._last_holder += 1
-        return self._last_holder
 
     # --- the laws -------------------------------------------------------------------------------------------------
 
