@@ -45,6 +45,7 @@ from pdkv.v1 import (
     rank_pb2,
     rank_pb2_grpc,
     router_pb2_grpc,
+    visit_pb2_grpc,
 )
 
 
@@ -280,6 +281,17 @@ class GrpcAdmin(Client):
             return int((await stub.Compact(request, timeout=checks.UNARY_DEADLINE_S)).moved_pages)
 
 
+class GrpcVisit(Client):
+    """A node for a visitor, who reads from it and stays unknown to it."""
+
+    _service = visit_pb2_grpc.VisitStub
+
+    async def introduce(self) -> NodeIntro:
+        request = common_pb2.StatusRequest()
+        async with self._call("Introduce", request) as stub:
+            return intro.introduction_from_pb(await stub.Introduce(request, timeout=self._settings.call_timeout_s))
+
+
 class GrpcDirectory:
     """`node.ports.PrefillDirectory` and `router.service.DecodeDirectory`: clients by address, which share channels."""
 
@@ -307,6 +319,10 @@ class GrpcDirectory:
     def admin(self, address: str) -> GrpcAdmin:
         """As `peer`, for an operator's calls."""
         return GrpcAdmin(address, self._channels, self._settings)
+
+    def visit(self, address: str) -> GrpcVisit:
+        """As `peer`, for a visitor."""
+        return GrpcVisit(address, self._channels, self._settings)
 
     def drop(self, address: str) -> None:
         """The next call to this address connects anew; those that run go on."""

@@ -8,7 +8,7 @@ even if the client set no deadline.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -41,6 +41,7 @@ from pdkv.rpc.interceptors import CallInterceptor
 from pdkv.rpc.rank import RankServicer
 from pdkv.rpc.security import Gate, PlainText, Security
 from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
+from pdkv.rpc.visit import VisitServicer
 from pdkv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -55,6 +56,8 @@ from pdkv.v1 import (
     rank_pb2_grpc,
     router_pb2,
     router_pb2_grpc,
+    visit_pb2,
+    visit_pb2_grpc,
 )
 
 log = logging.getLogger(__name__)
@@ -167,6 +170,8 @@ class Services:
     router: RouterService | None = None
     rank: Rank | None = None
     admin: Control | None = None
+    visit: Callable[[], NodeIntro] | None = None
+    """Introduces a node with a pool to a visitor."""
     bench: BenchService | None = None
 
 
@@ -206,6 +211,9 @@ class GrpcServer:
         if services.admin is not None:
             admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(services.admin), self._server)
             names.append(admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name)
+        if services.visit is not None:
+            visit_pb2_grpc.add_VisitServicer_to_server(VisitServicer(services.visit), self._server)
+            names.append(visit_pb2.DESCRIPTOR.services_by_name["Visit"].full_name)
         if services.bench is not None:
             bench_pb2_grpc.add_BenchServicer_to_server(BenchServicer(services.bench), self._server)
             names.append(bench_pb2.DESCRIPTOR.services_by_name["Bench"].full_name)

@@ -93,7 +93,7 @@ class Live:
         self.rank = Rank(make_parts("d1", FACTS, net, pages=PAGES))
         await self.rank.join(Joining(decode.parts.name, self.rank.parts.contract, PAGES))
         router = Router(Registry([self.address], [self.address]), self.directory)
-        services = Services(node, decode, router, self.rank)
+        services = Services(node, decode, router, self.rank, visit=node.parts.intro)
         self.server = GrpcServer(Endpoint(self.address), services, PlainText(), Gate(calls_per_peer=64))
         await self.server.start()
         self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_send_message_length", -1)])
