@@ -14,6 +14,7 @@ import typer
 
 from pdkv import __version__
 from pdkv.cli.admin import compact, drain
+from pdkv.cli.bench.transfer import transfer
 from pdkv.cli.demo import demo
 from pdkv.cli.generate import generate
 from pdkv.cli.health import health
@@ -68,6 +69,15 @@ app.command("drain", cls=Command)(drain)
 app.command("compact", cls=Command)(compact)
 app.command("replay", cls=Command)(replay)
 app.command("soak", cls=Command)(soak)
+bench = typer.Typer(
+    name="bench",
+    cls=Group,
+    help="Measure what moves pages, between two processes or two hosts.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+bench.command("transfer", cls=Command)(transfer)
+app.add_typer(bench)
 
 
 def run(args: Sequence[str] | None = None) -> None:

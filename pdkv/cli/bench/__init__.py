@@ -1,1 +1,1 @@
-"""Measurements between two nodes, over the code that serves."""
+"""`pdkv bench`: measurements between two nodes, over the code that serves."""
