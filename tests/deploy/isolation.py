@@ -1,0 +1,176 @@
+"""Checks of what pods may do, and who reaches them: each is a function from a cluster to complaints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.deploy.cluster import Cluster, Workload
+
+LEVEL = "pod-security.kubernetes.io/enforce"
+RESTRICTED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+GRPC, UCX, UCX_LAST = 7000, 20000, 20999
+
+
+def unrestricted(workload: Workload) -> Iterator[str]:
+    """What keeps a pod from Kubernetes' Pod Security Standard `restricted`."""
+    pod, container = workload.pod, workload.container
+    mine, its = pod.get("securityContext", {}), container.get("securityContext", {})
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(name):
+            yield name
+    for name, wanted in (("privileged", False), ("allowPrivilegeEscalation", False)):
+        if its.get(name, name == "allowPrivilegeEscalation") is not wanted:
+            yield name
+    if its.get("runAsNonRoot", mine.get("runAsNonRoot")) is not True:
+        yield "runAsNonRoot"
+    if its.get("runAsUser", mine.get("runAsUser")) == 0:
+        yield "runAsUser 0"
+    if its.get("seccompProfile", mine.get("seccompProfile", {})).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "seccompProfile"
+    capabilities = its.get("capabilities", {})
+    if "ALL" not in capabilities.get("drop", []):
+        yield "capabilities"
+    yield from (f"capability {name}" for name in capabilities.get("add", []) if name != "NET_BIND_SERVICE")
+    for volume in pod.get("volumes", []):
+        yield from (f"volume {kind}" for kind in set(volume) - {"name"} - RESTRICTED_VOLUMES)
+    if any("hostPort" in port for port in container["ports"]) or mine.get("sysctls"):
+        yield "hostPort or sysctls"
+
+
+def levels(cluster: Cluster) -> Iterator[str]:
+    """A namespace enforces `restricted` unless a pod can't have it, and only for locked memory can't it."""
+    excused = {"runAsNonRoot", "runAsUser 0", "capability IPC_LOCK"}
+    found = {w.name: set(unrestricted(w)) for w in cluster.workloads}
+    for name, why in found.items():
+        if why not in (set(), excused):
+            yield f"{name}: {sorted(why - excused) or sorted(why)}"
+    wanted = "privileged" if any(found.values()) else "restricted"
+    for namespace in cluster.all("Namespace"):
+        if (level := namespace["metadata"].get("labels", {}).get(LEVEL)) != wanted:
+            yield f"Namespace {namespace['metadata']['name']}: enforces {level}, can enforce {wanted}"
+
+
+def rights(cluster: Cluster) -> Iterator[str]:
+    """No pod has a token, and nothing writes to its own image or takes variables from services."""
+    for workload in cluster.workloads:
+        if workload.pod.get("automountServiceAccountToken") is not False:
+            yield f"{workload.name}: has a token for the API server"
+        if workload.pod.get("enableServiceLinks") is not False:
+            yield f"{workload.name}: gets variables of services"
+        if workload.container["securityContext"].get("readOnlyRootFilesystem") is not True:
+            yield f"{workload.name}: may write to its root"
+    for found in cluster.all("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
+        yield f"{found['kind']} {found['metadata']['name']}: pdkv asks nothing of the API server"
+
+
+def disruption(cluster: Cluster) -> Iterator[str]:
+    """Of each role a machine can be emptied, and one pod is left."""
+    for workload in cluster.workloads:
+        budgets = [b for b in cluster.all("PodDisruptionBudget") if workload in cluster.selected(b["spec"]["selector"])]
+        allowed = [b["spec"].get("maxUnavailable") for b in budgets]
+        if len(allowed) != 1 or not isinstance(allowed[0], int) or not 1 <= allowed[0] < workload.replicas:
+            yield f"{workload.name}: {workload.replicas} pods, of which {allowed} may go"
+
+
+def spread(cluster: Cluster) -> Iterator[str]:
+    """Pods of a role keep apart, and decode nodes near prefill nodes."""
+    for workload in cluster.workloads:
+        constraints = workload.pod.get("topologySpreadConstraints", [])
+        if not any(c["topologyKey"] == "kubernetes.io/hostname" for c in constraints):
+            yield f"{workload.name}: isn't spread over machines"
+        if workload.role == "decode" and "podAffinity" not in workload.pod.get("affinity", {}):
+            yield f"{workload.name}: may be far from prefill"
+
+
+# --- network policies ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class End:
+    """Somebody who calls or is called; outside the cluster without labels."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+    namespace: str = "elsewhere"
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def matches(self, peer: dict[str, Any], home: str) -> bool:
+        if self.namespace == "internet" or "ipBlock" in peer:
+            return False
+        spaces = peer.get("namespaceSelector")
+        names = {"kubernetes.io/metadata.name": self.namespace}
+        inside = self.namespace == home if spaces is None else spaces.get("matchLabels", {}).items() <= names.items()
+        return inside and peer.get("podSelector", {}).get("matchLabels", {}).items() <= self.labels.items()
+
+
+def reaches(cluster: Cluster, caller: End, called: End, port: int, protocol: str = "TCP") -> bool:
+    """As Kubernetes reads policies: a pod that none selects is open; otherwise one has to allow it, at both ends."""
+    return all(
+        _lets(cluster, mine, other, direction, (port, protocol, called))
+        for mine, other, direction in ((caller, called, "egress"), (called, caller, "ingress"))
+    )
+
+
+def _lets(cluster: Cluster, mine: End, other: End, direction: str, what: tuple[int, str, End]) -> bool:
+    selecting = []
+    for policy in cluster.all("NetworkPolicy"):
+        home, spec = policy["metadata"].get("namespace", "default"), policy["spec"]
+        inside = home == mine.namespace and spec["podSelector"].get("matchLabels", {}).items() <= mine.labels.items()
+        if inside and direction.title() in spec["policyTypes"]:
+            selecting.append((home, spec.get(direction, [])))
+    if not selecting:
+        return True
+    key = "to" if direction == "egress" else "from"
+    return any(
+        (not rule.get(key) or any(other.matches(peer, home) for peer in rule[key]))
+        and (not rule.get("ports") or any(_is_port(p, *what) for p in rule["ports"]))
+        for home, rules in selecting
+        for rule in rules
+    )
+
+
+def _is_port(allowed: dict[str, Any], port: int, protocol: str, called: End) -> bool:
+    if allowed.get("protocol", "TCP") != protocol:
+        return False
+    first = called.ports.get(allowed["port"], -1) if isinstance(allowed["port"], str) else allowed["port"]
+    return bool(first <= port <= allowed.get("endPort", first))
+
+
+def network(cluster: Cluster) -> Iterator[str]:
+    """Whoever has to reach somebody can, and nobody else."""
+    home = next((o["metadata"].get("namespace", "default") for o in cluster.all("NetworkPolicy")), "default")
+    pods = {w.name: End(w.name, w.labels, home, w.ports) for w in cluster.workloads}
+    dns = End("dns", {"k8s-app": "kube-dns"}, "kube-system")
+    client = End("client", {"pdkv-client": "true"})
+    ends = [*pods.values(), dns, client, End("neighbour", {}, home), End("stranger"), End("internet", {}, "internet")]
+    wanted = {("client", "router", GRPC), ("router", "router", GRPC), ("decode", "prefill", GRPC)}
+    wanted |= {("router", "prefill", GRPC), ("router", "decode", GRPC)}
+    for port in (UCX, UCX_LAST):
+        wanted |= {("decode", "prefill", port), ("prefill", "decode", port)}
+    for caller in ends:
+        for called in ends:
+            for port in (GRPC, UCX, UCX_LAST, UCX_LAST + 1, 443):
+                ours = caller.name in pods or called.name in pods
+                if ours and reaches(cluster, caller, called, port) is not ((caller.name, called.name, port) in wanted):
+                    yield f"{caller.name} to {called.name}:{port}"
+    for name, pod in pods.items():
+        if not all(reaches(cluster, pod, dns, 53, protocol) for protocol in ("UDP", "TCP")):
+            yield f"{name}: can't look up names"
+    for workload in cluster.workloads:
+        span = workload.environment(workload.pod_names[0]).get("UCX_TCP_PORT_RANGE")
+        if workload.role in ("prefill", "decode") and span != f"{UCX}-{UCX_LAST}":
+            yield f"{workload.name}: UCX listens outside of {UCX}-{UCX_LAST}"
+
+
+ALL = (levels, rights, disruption, spread, network)
