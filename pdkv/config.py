@@ -178,6 +178,9 @@ class NodeConfig(ServiceConfig):
     """Longest that one read may take before its pages are held back."""
     fence_after_s: Seconds = 10.0
     """How long pages are held back by a read without an end before its transfer agent is replaced to get them again."""
+    pull_back: bool = True
+    """Pages that decode has and prefill lacks, such as those of answers, are read by prefill instead of computed: on a
+    decode node, let them be read; on a prefill node, read them."""
     peer_probe_s: Seconds = 5.0
     """A peer that nothing was heard of for so long is asked whether it is still there."""
     peer_lost_s: Seconds = 15.0
@@ -246,6 +249,8 @@ class PrefillConfig(NodeConfig):
     """How long a decode node may read a request's pages without renewing its lease; at most a week."""
     leases_per_peer: Annotated[int, Field(ge=1)] = 1024
     """Most requests of one decode node whose pages are kept for it at once."""
+    pull_back_s: Seconds = 10.0
+    """Longest that a request waits for pages that its decode node has; what has not come by then is computed."""
 
 
 class DecodeConfig(NodeConfig):

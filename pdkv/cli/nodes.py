@@ -32,6 +32,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.max_batched_tokens,
                 config.scores_bytes,
                 config.leases_per_peer,
+                config.pull_back_s if config.pull_back else None,
                 _keeping(config),
             )
             node = PrefillNode(parts, settings)
@@ -86,6 +87,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 peer_pages_share=config.peer_pages_share,
                 recompute_chunk_tokens=config.recompute_chunk_tokens,
                 prefill_allow=config.prefill_allow,
+                pull_back=config.pull_back,
                 keeper=_keeping(config),
             )
             node = DecodeNode(parts, FaultPlan.parse(config.fault_plan).directory(directory), settings)

@@ -102,7 +102,7 @@ class Attempts:
                 raise outcome
             outcome = await self._recompute()
         self._means.queue.settle(self.reserved)
-        self._at(Stage.ADMITTED)
+        self._wanted.at(Stage.ADMITTED)
         return outcome
 
     @property
@@ -211,14 +211,14 @@ class Attempts:
         """All pages of the request: those that are committed by now, and fresh ones for the others."""
         queue, held, self.reservation = self._means.queue, self.reservation, None
         if held is None:
-            self._at(Stage.QUEUED)
+            self._wanted.at(Stage.QUEUED)
             made = await queue.admit(ask)
         else:
             made = await queue.exchange(held, ask)
         self.reservation, made.public = made, self._wanted.prompt.public
         if self._first_hit is None:
             self._first_hit = len(made.hit)
-        self._at(Stage.RESERVED)
+        self._wanted.at(Stage.RESERVED)
         return made
 
     # --- what an attempt came to ------------------------------------------------------------------------------------
@@ -273,10 +273,8 @@ class Attempts:
             transfer_s=count.busy.total_s,
             exposed_transfer_s=now_s - brought.heard_s,
             ttft_s=now_s - began_s,
+            pages_pulled_back=done.pages_pulled_back,
         )
-
-    def _at(self, stage: Stage) -> None:
-        self._means.parts.at(stage, self._wanted.request.request_id)
 
 
 def _now() -> float:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pdkv.contract import Contract
-from pdkv.ids import PeerName
+from pdkv.ids import LocalPages, PageHashes, PeerName
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.flow import Worker
-from pdkv.node.messages import Envelope, NodeIntro
+from pdkv.node.messages import Envelope, NodeIntro, PagesSealed
 from pdkv.node.ports import Drafter, Engine, Transfer
 from pdkv.node.readiness import Readiness
 from pdkv.node.stages import Hook, no_hook
@@ -57,6 +59,14 @@ class NodeParts:
 
     def envelope(self, receiver: PeerName) -> Envelope:
         return Envelope(self.name, receiver, self.contract.content_fingerprint)
+
+    def columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
+        """Sealed pages as a peer is told of them; `first` is the first one's place in its prompt.
+
+        Raises `BoundsError` for one that isn't sealed.
+        """
+        manager = self.manager
+        return PagesSealed(first, hashes, np.array(pages.array), manager.generations(pages), manager.digests(pages))
 
     def close(self) -> None:
         """Ends the threads, then the agents (the fence), then the memory may go."""

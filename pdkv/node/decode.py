@@ -115,7 +115,14 @@ class DecodeNode:
         ask = Ask(prompt.hashes, pages, prompt.decode_hit_pages, prompt.drop_pages, request.priority)
         self.queue.require_possible(ask)
         fault = fault_named(request.fault, allowed=self.settings.allow_fault_injection)
-        wanted = Wanted(request, prompt, began_s + request.remaining_s, fault)
+        wanted = Wanted(
+            request=request,
+            prompt=prompt,
+            until_s=began_s + request.remaining_s,
+            fault=fault,
+            at=lambda stage: parts.at(stage, request.request_id),
+            offer=self.settings.pull_back,
+        )
         means = Means(parts, self.settings, self.links, self.peers, self.queue, self.say_farewell, self.next_request_id)
         attempts = Attempts(means, wanted, ask, self._own_addresses())
         try:

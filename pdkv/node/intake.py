@@ -70,17 +70,27 @@ class IntakeCount:
     """Wall-clock during which at least one read was running."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be brought, the same for every attempt of a request, and the account of all of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A prompt of which pages are to arrive, and the account of all that did."""
 
-    request: GenerateRequest
     prompt: Prompt
-    until_s: float
-    """When the request's time is over, in the loop's seconds."""
+    at: Callable[[Stage], None]
+    """Called when an arrival reaches a stage: READING, ARRIVED, COMMITTED."""
     fault: Callable[[SlotPool, LocalPages], None] | None = None
     """Put into what arrived, before it is verified."""
     count: IntakeCount = field(default_factory=IntakeCount)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted(Due):
+    """What is to be brought to a decode node, the same for every attempt of a request."""
+
+    request: GenerateRequest
+    until_s: float
+    """When the request's time is over, in the loop's seconds."""
+    offer: bool = True
+    """Let the prefill node read pages of the prompt that this node has."""
 
 
 @dataclass(slots=True)
@@ -89,7 +99,7 @@ class Intake:
 
     parts: NodeParts
     peer: NodeIntro
-    wanted: Wanted
+    due: Due
     reservation: Reservation
     pulls: asyncio.TaskGroup
     """Owns the running pulls: the first that fails ends the others and whoever waits for more announcements."""
@@ -100,16 +110,16 @@ class Intake:
     _last: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._next = len(self.reservation.hit)
+        self._next = self.reservation.committed
 
     @property
     def prompt(self) -> Prompt:
-        return self.wanted.prompt
+        return self.due.prompt
 
     @property
     def reading(self) -> bool:
         """Something is still to come from the peer's memory."""
-        return bool(self.wanted.count.busy.running)
+        return bool(self.due.count.busy.running)
 
     def announce(self, sealed: PagesSealed) -> None:
         """Start pulling recorded pages. Raises `ProtocolError` or `BoundsError` for what doesn't fit this prompt."""
@@ -172,18 +182,18 @@ class Intake:
             await before
         if sealed.first_index < self.prompt.recorded_pages:
             self.parts.manager.commit(verified)
-            self._at(Stage.COMMITTED)
+            self.due.at(Stage.COMMITTED)
         else:
             self.parts.manager.seal_private(self.reservation, verified)
-        self.wanted.count.pages += len(local)
+        self.due.count.pages += len(local)
 
     async def _read_verified(self, sealed: PagesSealed, local: LocalPages, remote: RemotePages) -> VerifiedPages:
         order = ReadOrder(self.peer.name, local, remote, sealed.generations, sealed.hashes, self.read_deadline_s)
         arrival = Arrival(self.reservation.id, sealed.first_index, local, sealed.hashes, sealed.digests)
         for attempt in range(1, READ_ATTEMPTS + 1):
             await self._read(order, sealed.first_index)
-            if self.wanted.fault:
-                self.wanted.fault(self.parts.pool, local)
+            if self.due.fault:
+                self.due.fault(self.parts.pool, local)
             try:
                 verified = await self.parts.digests.run(self.parts.verifier.verify, arrival)
             except DigestMismatch as error:
@@ -191,18 +201,18 @@ class Intake:
                     raise self._data_loss(error, order, sealed.first_index) from error
                 continue
             if self.parts.verifier.checks_digests:
-                self.wanted.count.digests_verified += len(local)
+                self.due.count.digests_verified += len(local)
             return verified
         raise ProtocolError("unreachable: the last attempt returns or raises")
 
     async def _read(self, order: ReadOrder, first_index: int) -> None:
         """One read to its end, accounted for. Raises by how it ended; unsettled pages are quarantined first."""
-        loop, busy = asyncio.get_running_loop(), self.wanted.count.busy
+        loop, busy = asyncio.get_running_loop(), self.due.count.busy
         posted = self.parts.transfer.read(order)
         future = asyncio.wrap_future(posted)
         busy.enter(loop.time())
         try:
-            self._at(Stage.READING)
+            self.due.at(Stage.READING)
             outcome = await asyncio.shield(future)
         except BaseException:
             self.parts.transfer.cancel(posted)
@@ -229,12 +239,9 @@ class Intake:
                 peer=order.peer,
             )
         self.moved()
-        self._at(Stage.ARRIVED)
-        self.wanted.count.bytes_backend += outcome.backend_bytes
-        self.wanted.count.descriptors += outcome.descriptors
-
-    def _at(self, stage: Stage) -> None:
-        self.parts.at(stage, self.wanted.request.request_id)
+        self.due.at(Stage.ARRIVED)
+        self.due.count.bytes_backend += outcome.backend_bytes
+        self.due.count.descriptors += outcome.descriptors
 
     def _data_loss(self, error: DigestMismatch, order: ReadOrder, first_index: int) -> DigestMismatch:
         """The same with the page ids of the pool that the bytes came from."""

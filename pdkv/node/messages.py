@@ -60,6 +60,18 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesSealed:
+    """Columns over consecutive pages of the request, the first being page `first_index` of the prompt."""
+
+    first_index: int
+    hashes: PageHashes
+    page_ids: Int32Array
+    generations: UInt64Array
+    digests: UInt64Array
+    """uint64 [pages, 2]: digest of the main bytes, digest of the index bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillRequest:
     envelope: Envelope
     request_id: RequestId
@@ -72,24 +84,14 @@ class PrefillRequest:
     want_logits: bool = False
     priority: int = 0
     """For an eviction order that asks for it: pages of the highest stay longest."""
+    offered: PagesSealed | None = None
+    """The prompt's first pages, which the caller has and keeps for as long as the request runs: to be read from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
     lease_id: LeaseId
     ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PagesSealed:
-    """Columns over consecutive pages of the request, the first being page `first_index` of the prompt."""
-
-    first_index: int
-    hashes: PageHashes
-    page_ids: Int32Array
-    generations: UInt64Array
-    digests: UInt64Array
-    """uint64 [pages, 2]: digest of the main bytes, digest of the index bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class PrefillDone:
     prefill_s: float
     draft: DraftHandoff | None = None
     """Of a model with a draft layer; its digest is in the account."""
+    pages_pulled_back: int = 0
+    """Pages that prefill read from the caller instead of computing them."""
 
 
 PrefillEvent = Accepted | PagesSealed | PrefillDone
@@ -225,6 +229,8 @@ class Shipment:
     exposed_transfer_s: float = 0.0
     """From prefill's end, as decode heard of it, to admission."""
     ttft_s: float = 0.0
+    pages_pulled_back: int = 0
+    """The other way: pages that prefill read from this node instead of computing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +339,10 @@ class NodeStatus:
     """Agents that were destroyed to end such reads, since the start."""
     fence_error: str = ""
     """Why the last fence came to nothing, if it did."""
+    pulled_back_pages: int = 0
+    """Of a prefill node: pages that it read from decode nodes instead of computing them, since the start."""
+    pull_back_failures: dict[str, int] = field(default_factory=dict)
+    """Kind of error to how often one made it compute such pages after all."""
 
 
 @dataclass(frozen=True, slots=True)

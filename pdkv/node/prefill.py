@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from pdkv.errors import BoundsError, Draining, DuplicateRequest, LeaseExpired
 from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.lease import LeaseTable
@@ -39,6 +37,7 @@ from pdkv.node.messages import (
 )
 from pdkv.node.peers import PeerBook
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
+from pdkv.node.pull_back import PullBack
 from pdkv.node.sampling import logits_digest
 from pdkv.node.stages import Stage
 from pdkv.node.workspace import Workspace
@@ -58,6 +57,9 @@ class PrefillSettings:
     """Most memory of one step's index scores; None: no limit."""
     leases_per_peer: int | None = None
     """Most leases of one decode node at once; None: as many as it asks for."""
+    pull_back_s: float | None = 10.0
+    """Longest that a request waits for pages that decode has, before what has not come is computed; None: no page is
+    read from decode."""
     keeper: KeeperSettings = field(default_factory=KeeperSettings)
 
 
@@ -83,6 +85,7 @@ class PrefillNode:
         forget_s = max(settings.keeper.forget_s, settings.lease_ttl_s)
         self.keeper = PeerKeeper(self.peers, self.peers.prove, replace(settings.keeper, forget_s=forget_s))
         self.leases = LeaseTable(settings.leases_per_peer)
+        self.pull_back = PullBack(parts, self.peers, limit_s=settings.pull_back_s)
         self.draining = False
         self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
         self._tasks: dict[LeaseId, asyncio.Task[object]] = {}
@@ -134,7 +137,14 @@ class PrefillNode:
             str(lease.lease_id): LeaseStatus(str(lease.owner), lease.expires_s - now_s, lease.lease_id in computing)
             for lease in self.leases.first(LEASES_TOLD)
         }
-        return replace(status, workspace=self.workspace.plan(), draining=self.draining, held_leases=leases)
+        return replace(
+            status,
+            workspace=self.workspace.plan(),
+            draining=self.draining,
+            held_leases=leases,
+            pulled_back_pages=self.pull_back.pages,
+            pull_back_failures=dict(self.pull_back.failures),
+        )
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""
@@ -175,6 +185,7 @@ class PrefillNode:
         prompt = plan_prompt(request.tokens, request.namespace, self.parts.contract)
         if not 0 <= request.first_page_wanted <= prompt.recorded_pages:
             raise BoundsError("first_page_wanted", request.first_page_wanted, f"0 to {prompt.recorded_pages}")
+        self.pull_back.check(request, prompt)
         self._running[key] = lease_id
         self._tasks[lease_id] = _this_task()
         try:
@@ -202,13 +213,15 @@ class PrefillNode:
             self._lease_added.set()
             self.parts.at(Stage.LEASED, request.request_id)
             emit(Accepted(lease_id, self.settings.lease_ttl_s))
+            pulled = await self.pull_back.run(request, prompt, reservation)
+            reservation = pulled.reservation
             steps = self.workspace.steps(
                 len(reservation.hit) * prompt.page_tokens, len(prompt.tokens), self.settings.chunk_tokens
             )
             done = await _PrefillRun(self.parts, steps, request, prompt, reservation).run(emit)
             manager.hand_over(reservation, lease_id)
             self.parts.at(Stage.DONE, request.request_id)
-            emit(done)
+            emit(replace(done, pages_pulled_back=pulled.pages))
         except asyncio.CancelledError:
             if lease_id in self.leases:
                 raise
@@ -237,7 +250,7 @@ class _PrefillRun:
             late = max(wanted - first, 0)
             if late < len(standing):
                 hashes = self._prompt.hashes.part(first + late, first + len(standing))
-                emit(self._columns(first + late, standing[late:], hashes))
+                emit(self._parts.columns(first + late, standing[late:], hashes))
 
         def sealed(first: int, standing: LocalPages) -> None:
             self._parts.at(Stage.SEALED, self._request.request_id)
@@ -274,17 +287,7 @@ class _PrefillRun:
             parts.verifier.seal, self._reservation.id, prompt.recorded_pages, page, tail_hash
         )
         parts.manager.seal_private(self._reservation, verified)
-        return self._columns(prompt.recorded_pages, page, tail_hash)
-
-    def _columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
-        manager = self._parts.manager
-        return PagesSealed(
-            first_index=first,
-            hashes=hashes,
-            page_ids=np.array(pages.array),
-            generations=manager.generations(pages),
-            digests=manager.digests(pages),
-        )
+        return parts.columns(prompt.recorded_pages, page, tail_hash)
 
 
 def _this_task() -> asyncio.Task[object]:

@@ -106,7 +106,7 @@ class Pull:
     async def _follow(self, request_id: RequestId, intake: Intake) -> Brought:
         """Consume prefill's stream in its due order, Accepted, PagesSealed …, PrefillDone, until it ends."""
         brought: Brought | None = None
-        self._at(Stage.ASKED)
+        self._wanted.at(Stage.ASKED)
         self._move()
         async with aclosing(self._link.peer.prefill(self._request(request_id))) as events:
             async for event in events:
@@ -116,12 +116,12 @@ class Pull:
                         _require_ttl(event.ttl_s)
                         self._lease = event
                         self._leased.set()
-                        self._at(Stage.ACCEPTED)
+                        self._wanted.at(Stage.ACCEPTED)
                     case PagesSealed() if self._lease is not None and brought is None:
                         intake.announce(event)
                     case PrefillDone() if self._lease is not None and brought is None:
                         brought = Brought(self._taken(event), _now())
-                        self._at(Stage.PREFILLED)
+                        self._wanted.at(Stage.PREFILLED)
                         intake.announce_tail(event.tail)
                     case _:
                         raise ProtocolError(f"{type(event).__name__} out of order", event=type(event).__name__)
@@ -142,7 +142,18 @@ class Pull:
             remaining_s=self._wanted.until_s - _now(),
             want_logits=asked.want_logits,
             priority=asked.priority,
+            offered=self._offered(),
         )
+
+    def _offered(self) -> PagesSealed | None:
+        """What prefill may read back: pages of this node, which the reservation keeps until the attempt has ended.
+
+        None of a node that proves nothing of what it has.
+        """
+        hit = self._reservation.hit
+        if not (self._wanted.offer and len(hit) and self._parts.verifier.checks_digests):
+            return None
+        return self._parts.columns(0, hit, self._wanted.prompt.hashes.part(0, len(hit)))
 
     def _taken(self, done: PrefillDone) -> PrefillDone:
         """Prefill's last words, checked; with the fault that the request asks for, if it is one of the hand-off."""
@@ -198,9 +209,6 @@ class Pull:
     def _move(self) -> None:
         """A sign of life, and of work."""
         self._heard_s = self._moved_s = _now()
-
-    def _at(self, stage: Stage) -> None:
-        self._parts.at(stage, self._wanted.request.request_id)
 
 
 def _require_ttl(ttl_s: float) -> None:

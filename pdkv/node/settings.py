@@ -29,6 +29,8 @@ class DecodeSettings:
     """Host memory for the pages of requests that gave way."""
     cache_answers: bool = True
     """Put an answer's full pages into the tree, for the next turn of its conversation."""
+    pull_back: bool = True
+    """Let prefill nodes read pages of a prompt that this node has and they lack."""
     on_failure: FailurePolicy = FailurePolicy.FAIL
     """For requests that name no policy."""
     silence_s: float = 5.0

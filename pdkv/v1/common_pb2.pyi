@@ -333,6 +333,26 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PullBackFailuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -351,6 +371,8 @@ class NodeStatus(_message.Message):
     UNSETTLED_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
     FENCE_ERROR_FIELD_NUMBER: _builtins.int
+    PULLED_BACK_PAGES_FIELD_NUMBER: _builtins.int
+    PULL_BACK_FAILURES_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -365,6 +387,8 @@ class NodeStatus(_message.Message):
     fences: _builtins.int
     """Agents that were destroyed to end such reads."""
     fence_error: _builtins.str
+    pulled_back_pages: _builtins.int
+    """Of a prefill node: pages that it read from decode nodes instead of computing them."""
     @_builtins.property
     def name(self) -> Global___PeerName: ...
     @_builtins.property
@@ -393,6 +417,10 @@ class NodeStatus(_message.Message):
     def unsettled(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Peer to the reads from it that were given up without a proven end."""
 
+    @_builtins.property
+    def pull_back_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Kind of error to how often it made it compute such pages after all."""
+
     def __init__(
         self,
         *,
@@ -414,10 +442,12 @@ class NodeStatus(_message.Message):
         unsettled: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         fences: _builtins.int = ...,
         fence_error: _builtins.str = ...,
+        pulled_back_pages: _builtins.int = ...,
+        pull_back_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "pull_back_failures", b"pull_back_failures", "pulled_back_pages", b"pulled_back_pages", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

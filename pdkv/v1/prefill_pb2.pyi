@@ -158,6 +158,7 @@ class PrefillRequest(_message.Message):
     REMAINING_S_FIELD_NUMBER: _builtins.int
     WANT_LOGITS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    OFFERED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """uint32 little-endian, 4 bytes a token (what a packed repeated fixed32 is on the wire)."""
@@ -171,6 +172,10 @@ class PrefillRequest(_message.Message):
     def namespace(self) -> _common_pb2.Namespace: ...
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
+    @_builtins.property
+    def offered(self) -> Global___PagesSealed:
+        """The prompt's first pages, which the caller has and keeps while the call runs: prefill may read them from it."""
+
     def __init__(
         self,
         *,
@@ -183,10 +188,11 @@ class PrefillRequest(_message.Message):
         remaining_s: _builtins.float = ...,
         want_logits: _builtins.bool = ...,
         priority: _builtins.int = ...,
+        offered: Global___PagesSealed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "namespace", b"namespace", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "namespace", b"namespace", "offered", b"offered", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "first_page_wanted", b"first_page_wanted", "namespace", b"namespace", "priority", b"priority", "remaining_s", b"remaining_s", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens", "want_logits", b"want_logits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "first_page_wanted", b"first_page_wanted", "namespace", b"namespace", "offered", b"offered", "priority", b"priority", "remaining_s", b"remaining_s", "request_id", b"request_id", "sampling", b"sampling", "tokens", b"tokens", "want_logits", b"want_logits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,10 +305,13 @@ class PrefillDone(_message.Message):
     CHUNK_STARTS_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    PAGES_PULLED_BACK_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
     first_logprob: _builtins.float
     logits_digest: _builtins.int
     prefill_s: _builtins.float
+    pages_pulled_back: _builtins.int
+    """Read from the caller instead of computed."""
     @_builtins.property
     def tail(self) -> Global___PagesSealed:
         """One page, its hash being the tail hash; unset when the prompt ends on a page edge."""
@@ -326,10 +335,11 @@ class PrefillDone(_message.Message):
         chunk_starts: _abc.Iterable[_builtins.int] | None = ...,
         prefill_s: _builtins.float = ...,
         draft: Global___DraftHandoff | None = ...,
+        pages_pulled_back: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "draft", b"draft", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "chunk_starts", b"chunk_starts", "draft", b"draft", "first_logprob", b"first_logprob", "first_token", b"first_token", "logits_digest", b"logits_digest", "prefill_s", b"prefill_s", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "chunk_starts", b"chunk_starts", "draft", b"draft", "first_logprob", b"first_logprob", "first_token", b"first_token", "logits_digest", b"logits_digest", "pages_pulled_back", b"pages_pulled_back", "prefill_s", b"prefill_s", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

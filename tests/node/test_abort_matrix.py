@@ -29,7 +29,8 @@ UNDER_WAY = (
 AFTER = (Stage.ADMITTED, Stage.DECODING, Stage.RELEASED)
 """Prefill is not needed any more."""
 ON_DECODE = [stage for stage in Stage if stage.startswith("decode.") and stage is not Stage.RECOMPUTING]
-ON_PREFILL = [stage for stage in Stage if stage.startswith("prefill.")]
+ON_PREFILL = [stage for stage in Stage if stage.startswith("prefill.") and stage not in (Stage.PULLING, Stage.PULLED)]
+"""Those that a conversation's first turn reaches; for the others see `test_pull_back`."""
 
 
 async def checked(trio: Trio, stage: Stage, policy: FailurePolicy, outcome: Any) -> None:

@@ -71,6 +71,8 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         unsettled={str(D): "1 reads of 3 pages"},
         fences=2,
         fence_error="no room",
+        pulled_back_pages=7,
+        pull_back_failures={"StalePages": 1},
     )
 
 
@@ -137,6 +139,7 @@ samplings = st.builds(
     seed=u64,
     stop_tokens=st.lists(u32, max_size=5).map(tuple),
 )
+sealed = st.builds(pages, st.integers(1, 40), st.integers(0, 1000))
 prefill_requests = st.builds(
     PrefillRequest,
     envelope=envelopes,
@@ -148,6 +151,7 @@ prefill_requests = st.builds(
     remaining_s=seconds,
     want_logits=st.booleans(),
     priority=st.integers(-(2**31), 2**31 - 1),
+    offered=st.none() | sealed,
 )
 generate_requests = st.builds(
     GenerateRequest,
@@ -163,7 +167,6 @@ generate_requests = st.builds(
     on_failure=st.none() | st.sampled_from(FailurePolicy),
     prefill_alternates=st.lists(st.sampled_from(["host-2:8000", "[::1]:9"]), max_size=3).map(tuple),
 )
-sealed = st.builds(pages, st.integers(1, 40), st.integers(0, 1000))
 rising = st.sets(st.integers(0, 199), max_size=6).map(lambda s: tuple(sorted(s)))
 dones = st.builds(
     PrefillDone,
@@ -175,12 +178,13 @@ dones = st.builds(
     chunk_starts=rising,
     prefill_s=st.floats(0, 1e4),
     draft=st.none() | st.builds(handoff, st.integers(0, 8), st.integers(1, 4), st.integers(0, 8)),
+    pages_pulled_back=st.integers(0, 1 << 20),
 )
 tokens = st.builds(Token, u32, u32, st.floats(-1e6, 0), u64, st.lists(u64, max_size=4).map(tuple))
 speculations = st.builds(
     Speculation, st.integers(0, 5), st.integers(5, 20), st.integers(0, 5), u64, st.text("abc 0.4", max_size=9)
 )
-shipments = st.builds(Shipment, prompt_tokens=u64, bytes_main=u64, transfer_s=st.floats(0, 1e4))
+shipments = st.builds(Shipment, prompt_tokens=u64, bytes_main=u64, transfer_s=st.floats(0, 1e4), pages_pulled_back=u64)
 generate_dones = st.builds(
     GenerateDone, st.sampled_from(["length", "stop"]), u32, shipments, rising, st.none() | speculations
 )

@@ -121,6 +121,8 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         unsettled={peer: checks.cut(words) for peer, words in status.unsettled.items()},
         fences=status.fences,
         fence_error=checks.cut(status.fence_error),
+        pulled_back_pages=status.pulled_back_pages,
+        pull_back_failures=status.pull_back_failures,
     )
 
 
@@ -130,6 +132,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
     checks.bounded("peers", message.peers)
     checks.bounded("workspace", message.workspace)
     checks.bounded("held_leases", message.held_leases)
+    checks.bounded("pull_back_failures", message.pull_back_failures)
     return NodeStatus(
         name=peer_from_pb(message.name),
         role=checks.name("role", message.role),
@@ -149,6 +152,8 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         unsettled=_texts("unsettled", message.unsettled),
         fences=message.fences,
         fence_error=checks.text("fence_error", message.fence_error),
+        pulled_back_pages=message.pulled_back_pages,
+        pull_back_failures={checks.name("pull_back_failures", k): n for k, n in message.pull_back_failures.items()},
     )
 
 

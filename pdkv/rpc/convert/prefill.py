@@ -53,6 +53,7 @@ def prefill_request_to_pb(request: PrefillRequest) -> prefill_pb2.PrefillRequest
         remaining_s=request.remaining_s,
         want_logits=request.want_logits,
         priority=request.priority,
+        offered=None if request.offered is None else _sealed_to_pb(request.offered),
     )
 
 
@@ -69,6 +70,7 @@ def prefill_request_from_pb(message: prefill_pb2.PrefillRequest) -> PrefillReque
         remaining_s=checks.duration_s("remaining_s", message.remaining_s),
         want_logits=message.want_logits,
         priority=message.priority,
+        offered=_sealed_from_pb(message.offered) if message.HasField("offered") else None,
     )
 
 
@@ -160,6 +162,7 @@ def _done_to_pb(done: PrefillDone) -> prefill_pb2.PrefillDone:
         chunk_starts=done.chunk_starts,
         prefill_s=done.prefill_s,
         draft=None if done.draft is None else _draft_to_pb(done.draft),
+        pages_pulled_back=done.pages_pulled_back,
     )
 
 
@@ -180,6 +183,7 @@ def _done_from_pb(message: prefill_pb2.PrefillDone) -> PrefillDone:
         chunk_starts=checks.rising("chunk_starts", message.chunk_starts, account.prompt_tokens),
         prefill_s=checks.elapsed_s("prefill_s", message.prefill_s),
         draft=_draft_from_pb(message.draft) if message.HasField("draft") else None,
+        pages_pulled_back=message.pages_pulled_back,
     )
 
 

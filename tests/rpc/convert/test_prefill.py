@@ -130,6 +130,23 @@ def test_a_peers_request_is_checked(change: Callable[[prefill_pb2.PrefillRequest
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        (lambda o: setattr(o, "hashes", b""), "hashes"),
+        (lambda o: _fill(o.page_ids, [1, 2, 0]), "page_ids"),
+        (lambda o: o.generations.append(9), "generations"),
+        (lambda o: o.digests.append(9), "digests"),
+    ],
+)
+def test_a_callers_offer_is_checked(change: Callable[[prefill_pb2.PagesSealed], object], named: str) -> None:
+    message = prefill.prefill_request_to_pb(replace(samples.prefill_request(), offered=samples.pages(3)))
+    change(message.offered)
+    with pytest.raises(PdkvError, match=f"^{named}") as caught:
+        prefill.prefill_request_from_pb(message)
+    assert isinstance(caught.value, ProtocolError | BoundsError)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
         (lambda d: setattr(d, "hidden", d.hidden[:-1]), r"draft\.hidden, bytes"),
         (lambda d: setattr(d, "hidden", b"\0" * 4 * (prefill.MAX_HIDDEN + 1)), r"draft\.hidden, values"),
         (lambda d: setattr(d, "hidden", b"\xff" * 8), r"draft\.hidden holds"),
