@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -48,7 +49,7 @@ def check_algorithm(algorithm: str) -> None:
 def _group_digests(pool: SlotPool, pages: LocalPages, group: Group) -> list[int]:
     columns = [_page_bytes(pool.piece_view(piece), pages) for piece in pool.pieces(group)]
     if len(columns) == 1:
-        return [xxhash.xxh3_64_intdigest(run) for run in columns[0]]
+        return list(map(xxhash.xxh3_64_intdigest, columns[0]))
     digests = []
     for runs in zip(*columns, strict=True):
         running = xxhash.xxh3_64()
@@ -58,9 +59,9 @@ def _group_digests(pool: SlotPool, pages: LocalPages, group: Group) -> list[int]
     return digests
 
 
-def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[memoryview]:
+def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[npt.NDArray[np.uint8]]:
     """Each page's row of a [num_pages, length] view; a GPU's come through the host, one page at a time."""
     if view.device.type == "cpu":
-        rows = view.numpy()
-        return (rows[page].data for page in pages)
-    return (view[page].cpu().numpy().data for page in pages)
+        rows: npt.NDArray[np.uint8] = view.numpy()
+        return map(rows.__getitem__, pages)
+    return (view[page].cpu().numpy() for page in pages)
