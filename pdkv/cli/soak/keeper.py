@@ -31,6 +31,8 @@ KILLS_AT, MILD_AT = (10, 60), (1, 30)
 """Times that a node comes to a stage before it dies there, or suffers something milder."""
 RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED)
 """Reached by few requests: a fault there strikes the first."""
+MISSED = 3
+"""So does one that was planned so often and not come to."""
 SPRINKLED = {
     "decode": "drop@renew_lease:p=0.05,duplicate@renew_lease:p=0.05,drop@release_lease:p=0.05,"
     "duplicate@release_lease:p=0.1,drop@prefill:p=0.01,duplicate@prefill:p=0.02,delay@prefill:p=0.05:s=0.2,"
@@ -165,10 +167,11 @@ class Keeper:
         stages = [stage for stage in Stage if stage.value.startswith(post.role)]
         deed, stage = min(
             ((deed, stage) for deed in deeds for stage in stages),
-            key=lambda pair: (self._report.faults[pair] + self._planned[pair], self._rng.random()),
+            key=lambda pair: (self._report.faults[pair], self._planned[pair], self._rng.random()),
         )
+        soon = stage in RARE or self._planned[deed, stage.value] >= self._report.faults[deed, stage.value] + MISSED
         self._planned[deed, stage.value] += 1
-        nth = 1 if stage in RARE else self._rng.randint(*at)
+        nth = 1 if soon else self._rng.randint(*at)
         return f"{deed}@{stage.value}:nth={nth}" + (":s=0.3" if deed == "delay" else "")
 
     def _heard(self, post: Post, line: str) -> None:

@@ -56,6 +56,8 @@ class Soak:
         self._keeper.lost = self._prefill_lost
         self._keeper.disturbed = self._disturbed
         self._lost_at: float | None = None
+        self._lost = asyncio.Event()
+        """A prefill node has died, the others being well: somebody has to ask at once, to see how long it shows."""
         self._began = time.monotonic()
 
     async def run(self) -> None:
@@ -79,6 +81,7 @@ class Soak:
             async with asyncio.TaskGroup() as clients:
                 for _ in range(settings.clients):
                     clients.create_task(self._client())
+                clients.create_task(self._prober())
             harassing.cancel()
             keeper.make_peace()
             await self._all_serving()
@@ -95,6 +98,18 @@ class Soak:
             await self._ask(self._traffic.next())
             if self._report.failed_named > failed:
                 await asyncio.sleep(0.1)
+
+    async def _prober(self) -> None:
+        """A short request as soon as a prefill node has died, and again until a good answer came or all is different:
+        the other clients' requests would tell how long they take themselves."""
+        ends_s = asyncio.get_running_loop().time() + self._settings.seconds
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout_at(ends_s):
+                    await self._lost.wait()
+                self._lost.clear()
+                while self._lost_at is not None:
+                    await self._ask(self._traffic.probe())
 
     async def _ask(self, ask: SoakAsk) -> None:
         report, began = self._report, time.monotonic()
@@ -146,6 +161,7 @@ class Soak:
 
     def _prefill_lost(self) -> None:
         self._lost_at = time.monotonic()
+        self._lost.set()
 
     def _disturbed(self) -> None:
         """Something else happened before a good answer came: that is another matter."""

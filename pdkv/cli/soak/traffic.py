@@ -63,16 +63,28 @@ class Traffic:
 
     def next(self) -> SoakAsk:
         rng = self._rng
-        number = rng.randrange(len(self.prompts))
+        request = self._request(number := rng.randrange(len(self.prompts)), rng.choice(list(FailurePolicy)))
+        return SoakAsk(number, request, rng.randint(0, 3) if rng.random() < ABORTED_SHARE else None)
+
+    def probe(self) -> SoakAsk:
+        """The one that takes least, by whichever prefill node there is."""
+        number = min(range(len(self.prompts)), key=self._work)
+        return SoakAsk(number, self._request(number, FailurePolicy.RETRY), None)
+
+    def _request(self, number: int, on_failure: FailurePolicy) -> GenerateRequest:
         prompt = self.prompts[number]
         self._made += 1
-        request = GenerateRequest(
+        return GenerateRequest(
             request_id=RequestId(f"soak-{self._made}"),
             tokens=prompt.tokens,
             sampling=prompt.sampling,
             remaining_s=REMAINING_S,
             want_logits=True,
-            priority=rng.randint(0, 2),
-            on_failure=rng.choice(list(FailurePolicy)),
+            priority=self._rng.randint(0, 2),
+            on_failure=on_failure,
         )
-        return SoakAsk(number, request, rng.randint(0, 3) if rng.random() < ABORTED_SHARE else None)
+
+    def _work(self, number: int) -> int:
+        """Steps of an answer: chunks of its prompt, and tokens."""
+        prompt = self.prompts[number]
+        return len(prompt.tokens) // CHUNK_TOKENS + prompt.sampling.max_tokens

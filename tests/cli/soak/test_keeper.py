@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pdkv.cli.soak.keeper import AT_ANY_TIME, Keeper
+from pdkv.cli.soak.keeper import AT_ANY_TIME, MISSED, Keeper
 from pdkv.cli.soak.report import SoakReport
 from pdkv.node.fault_plan import FaultPlan
 from pdkv.node.stages import Stage
@@ -114,6 +114,17 @@ def test_each_life_gets_the_fault_that_had_fewest(tmp_path: Path) -> None:
     mild = Counter(rule for plan in plans for rule in plan[1:])
     assert set(mild) == {f"{kind}@{stage}" for kind in ("stop", "fail", "delay") for stage in stages}
     assert max(mild.values()) - min(mild.values()) <= 1
+
+
+def test_a_fault_that_is_never_come_to_strikes_early_in_the_end(tmp_path: Path) -> None:
+    nodes, report = keeper(Nursery(tmp_path))
+    for stage in Stage:
+        if stage is not Stage.ADMITTED:
+            report.faults["kill", stage.value] += 1
+    plans = [nodes._plan(nodes.decodes[0]) for _ in range(MISSED + 1)]
+    assert all(plan.startswith("kill@decode.admitted:nth=") for plan in plans)
+    assert not any(plan.startswith("kill@decode.admitted:nth=1,") for plan in plans[:MISSED])
+    assert plans[MISSED].startswith("kill@decode.admitted:nth=1,")
 
 
 def process_faults(text: str) -> list[str]:

@@ -120,6 +120,21 @@ def test_recovery_counts_requests_that_came_after_the_death() -> None:
     asyncio.run(body())
 
 
+def test_somebody_asks_at_once_when_a_prefill_node_has_died() -> None:
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(0.2, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Fleet([*said(5, 6, 7), DONE])  # type: ignore[assignment]
+        probe = soak._traffic.probe()
+        soak._right[probe.prompt] = RIGHT
+        soak._prefill_lost()
+        await soak._prober()
+        assert (report.requests, report.finished, len(report.recoveries_s)) == (1, 1, 1)
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
 def test_held_pages() -> None:
     pages = {"free": 3, "cached": 4, "reserved": 1, "private": 1, "quarantined": 1, "total": 10}
     assert held_pages(dataclasses.replace(status("decode"), pages=pages)) == 3

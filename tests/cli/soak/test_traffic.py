@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from pdkv.cli.soak.traffic import BRANCHES, ROOTS, SoakAsk, Traffic, prompts
+from pdkv.cli.soak.traffic import BRANCHES, CHUNK_TOKENS, ROOTS, SoakAsk, Traffic, prompts
 from pdkv.node.messages import FailurePolicy
 
 
@@ -35,3 +35,12 @@ def test_every_policy_and_some_aborts() -> None:
     assert {a.request.on_failure for a in many} == set(FailurePolicy)
     assert 0 < sum(a.abort_after is not None for a in many) < 60
     assert len({a.request.request_id for a in many}) == 300
+
+
+def test_a_probe_is_the_prompt_that_takes_least() -> None:
+    traffic = Traffic(5)
+    probe = traffic.probe()
+    work = [len(p.tokens) // CHUNK_TOKENS + p.sampling.max_tokens for p in traffic.prompts]
+    assert work[probe.prompt] == min(work)
+    assert (probe.abort_after, probe.request.on_failure) == (None, FailurePolicy.RETRY)
+    assert probe.request.request_id != traffic.probe().request.request_id
