@@ -3,7 +3,7 @@
 Guarantees: addresses are stable until `close`; nothing is touched before `commit`, so an anonymous pool costs memory
 only where it is written; anonymous buffers start on a 2 MiB edge, because a huge page can't lie elsewhere (for files
 the kernel chooses the address, and each buffer starts on a 2 MiB edge of the file); what the system made of the request
-for huge pages is told as it is.
+for huge pages, and of that for a NUMA node, is told as it is.
 
 No tensor ever outlives its memory: each tensor holds a reference to the mapping it was cut from (through numpy, whose
 arrays keep the exporting buffer alive), and the mapping is undone by its own destructor. So `close` gives this object's
@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,15 +29,19 @@ import torch
 
 from pdkv.errors import BoundsError, ConfigError
 from pdkv.geometry.page_layout import Memory
+from pdkv.machine.affinity import allowed_cpus, prefer_node
 
-MemoryKind = Literal["anonymous", "shared", "file", "torch"]
-"""anonymous: private to the process. shared: a memfd. file: `path`, which stays. torch: from torch's allocator of a
-device, not zeroed."""
+MemoryKind = Literal["anonymous", "hugetlb", "shared", "file", "torch"]
+"""anonymous: private to the process. hugetlb: the same on huge pages that the system keeps reserved (vm.nr_hugepages).
+shared: a memfd. file: `path`, which stays. torch: from torch's allocator of a device, not zeroed."""
 HUGE_PAGE_BYTES = 2 << 20
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
 _SMALL_PAGE_BYTES = 4096
+_MAP_HUGETLB, _MAP_HUGE_2MIB = 0x40000, 21 << 26
+"""Not in Python's mmap."""
 _MADV_POPULATE_WRITE = 23
 """Not in Python's mmap yet."""
+_COMMIT_BYTES, _COMMIT_THREADS = 64 << 20, 16
 
 
 class PoolMemory:
@@ -75,24 +80,57 @@ class PoolMemory:
         From /proc/self/smaps: the only proof. A neighbour that the kernel merged into the same mapping counts too, so
         this is capped by the pool's own length. 0 where there is no such file, and for device memory.
         """
-        if self.memory == "VRAM" or not self.addresses:
+        if self.memory == "VRAM" or not self._spans():
             return 0
-        edges = [(a, a + n) for a, n in zip(self.addresses, self._sizes, strict=True) if n]
-        low, high = min(e[0] for e in edges), max(e[1] for e in edges)
+        low, high = self._edges()
         return min(_huge_bytes_between(low, high), high - low)
 
-    def commit(self) -> None:
+    def bind(self, node: int) -> None:
+        """Have pages come from that NUMA node when they are first touched, so call it before `commit`.
+
+        Nothing happens to a file's memory and a device's. Raises `ConfigError` for a node that isn't there.
+        """
+        if self.memory == "VRAM" or self.kind == "file":
+            return
+        for address, length in self._spans():
+            start = address - address % _SMALL_PAGE_BYTES
+            prefer_node(start, -(-(address + length - start) // _SMALL_PAGE_BYTES) * _SMALL_PAGE_BYTES, node)
+
+    def node_bytes(self) -> dict[int, int]:
+        """Bytes of the pool on each NUMA node *now*, from /proc/self/numa_maps: of whole mappings that begin in it."""
+        if self.memory == "VRAM" or not self._spans():
+            return {}
+        low, high = self._edges()
+        return _bytes_by_node(low - low % _SMALL_PAGE_BYTES, high)
+
+    def commit(self, threads: int | None = None) -> None:
         """Have the system find the memory now, and not when a page is first written: what it hasn't got is an error
         here, and no read has to wait for it. Bytes stay as they are; nothing happens to a file's memory and a device's.
 
+        The kernel zeroes it on as many CPUs as there are `threads`; None: all that this process may use, 16 at most.
         Raises `ConfigError` for memory that the system hasn't got.
         """
         if self.memory == "VRAM" or self.kind == "file":
             return
-        for buffer, address in zip(self.buffers, self.addresses, strict=True):
-            if buffer.numel() and not _populated(address, buffer.numel()):
+        parts = [
+            (at, min(_COMMIT_BYTES, address + length - at))
+            for address, length in self._spans()
+            for at in range(address, address + length, _COMMIT_BYTES)
+        ]
+        with ThreadPoolExecutor(threads or min(len(allowed_cpus()), _COMMIT_THREADS)) as workers:
+            done = list(workers.map(_populated, *zip(*parts, strict=True))) if parts else []
+        if not all(done):
+            for buffer in self.buffers:
                 view = buffer.numpy()[::_SMALL_PAGE_BYTES]
                 view |= 0
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the buffers that have any."""
+        return [(a, n) for a, n in zip(self.addresses, self._sizes, strict=True) if n]
+
+    def _edges(self) -> tuple[int, int]:
+        spans = self._spans()
+        return min(a for a, _ in spans), max(a + n for a, n in spans)
 
     def close(self) -> None:
         """Give the buffers back; idempotent. The memory goes when the last tensor cut from them does."""
@@ -123,12 +161,13 @@ def allocate(
         raise ConfigError("memory", kind, f"torch, for device {device}")
     sizes = [-(-n // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES for n in buffer_bytes]
     starts = list(accumulate(sizes, initial=0))
+    spare = 0 if kind == "hugetlb" and starts[-1] else HUGE_PAGE_BYTES  # to move the first buffer to an edge
     try:
-        region, huge = _map(kind, starts[-1] + HUGE_PAGE_BYTES, path)
+        region, huge = _map(kind, starts[-1] + spare, path)
     except (OSError, OverflowError) as error:
         raise ConfigError("pool bytes", starts[-1], f"what the system grants ({error})") from error
     base = region.ctypes.data
-    skew = -base % HUGE_PAGE_BYTES if kind == "anonymous" else 0
+    skew = -base % HUGE_PAGE_BYTES if kind in ("anonymous", "hugetlb") else 0
     spans = [(skew + start, n) for start, n in zip(starts, buffer_bytes, strict=False)]
     buffers = [torch.from_numpy(region[start : start + n]) for start, n in spans]
     return PoolMemory(kind, buffers, [base + start for start, _ in spans], huge)
@@ -144,8 +183,13 @@ def _from_torch(buffer_bytes: Sequence[int], device: str) -> PoolMemory:
 
 def _map(kind: MemoryKind, length: int, path: str | os.PathLike[str] | None) -> tuple[np.ndarray[Any, Any], str]:
     """A zeroed mapping as uint8 [length], which owns it, and the answer to the request for huge pages."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if kind == "hugetlb":
+        # the kernel sets them aside here, and refuses if it hasn't so many
+        mapping = mmap.mmap(-1, length, flags=private | _MAP_HUGETLB | _MAP_HUGE_2MIB)
+        return np.frombuffer(mapping, np.uint8), "reserved ones of 2 MiB"
     if kind == "anonymous":
-        mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, length, flags=private)
     else:
         fd = os.memfd_create("pdkv-pool") if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -186,6 +230,22 @@ def _populated(address: int, length: int) -> bool:
     if number in (errno.EINVAL, errno.EAGAIN):
         return False
     raise ConfigError("pool bytes", length, f"what the system has now ({os.strerror(number)})")
+
+
+def _bytes_by_node(low: int, high: int) -> dict[int, int]:
+    """Sum over the mappings that begin in [low, high); a binding makes one of its own."""
+    try:
+        lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    except OSError:
+        return {}
+    total: dict[int, int] = {}
+    for line in lines:
+        start, _, rest = line.partition(" ")
+        if low <= int(start, 16) < high:
+            size_kb = re.search(r"kernelpagesize_kB=(\d+)", rest)
+            for node, pages in re.findall(r"\bN(\d+)=(\d+)", rest):
+                total[int(node)] = total.get(int(node), 0) + int(pages) * int(size_kb[1] if size_kb else 4) * 1024
+    return total
 
 
 def _huge_bytes_between(low: int, high: int) -> int:

@@ -10,12 +10,11 @@ import ctypes
 import errno
 import os
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdkv.errors import ConfigError
-from pdkv.machine.devices import Devices
+from pdkv.machine.devices import Devices, lets_use
 
 AUTO, NONE = "auto", "none"
 _MBIND = {"x86_64": 237, "aarch64": 235}
@@ -108,16 +107,9 @@ def _named(wanted: str, nodes: Mapping[int, frozenset[int]]) -> int:
 
 def _nics(found: Devices, net_devices: str) -> dict[str, int | None]:
     """Name to node: those that UCX may use; of several kinds the fastest, since UCX takes RDMA where it can."""
-    usable = {device.name: device.numa_node for device in found.usable_rdma}
-    plain = {device.name: device.numa_node for device in found.net if device.physical and device.up}
-    if net_devices in ("", "all"):
-        return usable or plain
-    without = net_devices.startswith("^")
-    named = {re.sub(r":\d+$", "", name.strip()) for name in net_devices.removeprefix("^").split(",")}
-    for places in (usable, plain):
-        if kept := {name: node for name, node in places.items() if (name in named) is not without}:
-            return kept
-    return {}
+    usable = {d.name: d.numa_node for d in found.usable_rdma if lets_use(net_devices, d.name)}
+    plain = {d.name: d.numa_node for d in found.net if d.physical and d.up and lets_use(net_devices, d.name)}
+    return usable or plain
 
 
 def _libc() -> ctypes.CDLL:

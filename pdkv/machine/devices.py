@@ -98,6 +98,14 @@ def devices(root: Path = ROOT) -> Devices:
     )
 
 
+def lets_use(net_devices: str, name: str) -> bool:
+    """Whether UCX_NET_DEVICES, as "all", "mlx5_0:1,eth0" or "^lo", allows a device; empty allows all."""
+    if net_devices in ("", "all"):
+        return True
+    listed = {each.strip().partition(":")[0] for each in net_devices.removeprefix("^").split(",")}
+    return (name in listed) is not net_devices.startswith("^")
+
+
 def shared_path(one: str, other: str) -> int:
     """Bridges that two PCI paths have in common: the more, the nearer."""
     return len(os.path.commonpath([one, other]).split("/")) if one and other else 0

@@ -13,6 +13,8 @@ import torch
 from pdkv.errors import BoundsError, ConfigError
 from pdkv.kvcache import memory as memory_module
 from pdkv.kvcache.memory import HUGE_PAGE_BYTES, MemoryKind, PoolMemory, allocate
+from pdkv.machine import resources
+from pdkv.machine.affinity import preferred_node
 
 SIZES = (5000, 0, HUGE_PAGE_BYTES + 1)
 
@@ -186,3 +188,43 @@ def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
         allocate([1], kind="file", path=tmp_path / "no such folder" / "pool")
     with pytest.raises(ConfigError, match="what the system grants"):
         allocate([1 << 60])
+
+
+def free_reserved() -> int:
+    """Huge pages of 2 MiB that a mapping can still have."""
+    reserved = next((h for h in resources.memory().reserved_huge if h.page_bytes == HUGE_PAGE_BYTES), None)
+    return reserved.free if reserved else 0
+
+
+def test_reserved_huge_pages_are_taken_or_missed_at_once() -> None:
+    """Also where none are reserved: then nothing may be handed out."""
+    free = free_reserved()
+    with pytest.raises(ConfigError, match="what the system grants"):
+        allocate([(free + 1) * HUGE_PAGE_BYTES], kind="hugetlb")
+    if free:
+        memory = allocate([5000], kind="hugetlb")
+        memory.commit()
+        assert memory.addresses[0] % HUGE_PAGE_BYTES == 0
+        assert memory.huge_page_bytes() == 5000
+        assert free_reserved() == free - 1
+        memory.close()
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "shared", "torch"])
+def test_memory_comes_from_the_node_that_it_was_bound_to(kind: MemoryKind) -> None:
+    node = max(resources.numa_nodes())
+    memory = allocate([3 * HUGE_PAGE_BYTES, 0, 5000], kind=kind)
+    memory.bind(node)
+    memory.commit(threads=2)
+    assert [preferred_node(a) for a in (memory.addresses[0], memory.addresses[2])] == [node, node]
+    assert memory.node_bytes().keys() <= resources.numa_nodes().keys()
+    if kind == "anonymous":
+        assert memory.node_bytes()[node] >= 3 * HUGE_PAGE_BYTES
+    with pytest.raises(ConfigError, match="numa_node: 900"):
+        memory.bind(900)
+
+
+def test_a_file_is_bound_to_nothing(tmp_path: Path) -> None:
+    memory = make("file", tmp_path)
+    memory.bind(900)
+    assert preferred_node(memory.addresses[0]) is None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pdkv.machine.devices import Devices, RdmaPort, devices, shared_path
+from pdkv.machine.devices import Devices, RdmaPort, devices, lets_use, shared_path
 from tests.machine.trees import gpu, net_device, plant, rdma_nic, roce_gid
 
 
@@ -72,3 +72,13 @@ def test_the_nearest_nic_of_a_gpu_shares_most_of_its_path(tmp_path: Path) -> Non
     distances = {device.name: shared_path(device.pci, found.gpus[0].pci) for device in found.rdma}
     assert distances["near"] > distances["far"]
     assert shared_path("", found.gpus[0].pci) == 0
+
+
+def test_devices_as_ucx_names_them() -> None:
+    for everything in ("", "all"):
+        assert lets_use(everything, "mlx5_0")
+    assert lets_use("mlx5_0:1, eth0", "mlx5_0")
+    assert lets_use("mlx5_0:1, eth0", "eth0")
+    assert not lets_use("mlx5_0:1", "mlx5_1")
+    assert lets_use("^lo,mlx5_0:1", "mlx5_1")
+    assert not lets_use("^lo,mlx5_0:1", "mlx5_0")
