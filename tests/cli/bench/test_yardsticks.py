@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from pdkv.errors import BoundsError, ConfigError, DeadlineExceeded, PeerLost, Tr
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import page_format
 from pdkv.transfer.backends.ucx_settings import tcp_segments
+from tests.waiting import until_ended
 
 FORMAT = page_format(model_shape(load_config("tiny")))
 COUNT = 12
@@ -119,23 +119,13 @@ def test_wrong_bytes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         pair.measure(Kind.SOCKET, PAGES)
 
 
-def ended(pid: int) -> bool:
-    """Within 10 s."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    with os.fdopen(handle) as process:
-        return bool(select.select([process], [], [], 10)[0])
-
-
 def test_a_killed_process_is_named_and_the_other_ended() -> None:
     with Yardsticks(MIXED) as pair:
         pids = pair.pids
         os.kill(pids[0], signal.SIGKILL)
         with pytest.raises(PeerLost, match=r"raw source .*-9"):
             pair.measure(Kind.MEMCPY, PAGES)
-    assert all(map(ended, pids))
+    until_ended(pids)
 
 
 def test_a_process_that_cannot_start_says_so() -> None:
@@ -155,7 +145,7 @@ def test_silence_has_a_deadline() -> None:
     with pytest.raises(DeadlineExceeded, match="raw sink: no answer to usage"):
         process.ask("usage")
     process.close()
-    assert ended(process.pid)
+    until_ended([process.pid])
 
 
 PARENT = """
@@ -176,7 +166,7 @@ def test_no_process_outlives_its_parent(how: signal.Signals) -> None:
         parent.send_signal(how)
         assert parent.wait() != 0
     assert len(pids) == 2
-    assert all(map(ended, pids))
+    until_ended(pids)
 
 
 def test_a_source_on_another_host_is_dialled() -> None:
