@@ -133,8 +133,8 @@ class NodeConfig(ServiceConfig):
     """Memory of the pool, such as 2GiB; takes whole pages of it."""
     pool_pages: Annotated[int, Field(ge=2)] | None = None
     """Pages with the write sink; instead of `pool_bytes`."""
-    memory: Literal["anonymous", "shared", "file", "torch"] = "anonymous"
-    """Kind of memory: private on huge pages, a memfd, a file, or torch's own."""
+    memory: Literal["anonymous", "hugetlb", "shared", "file", "torch"] = "anonymous"
+    """Kind of memory: private on transparent huge pages, or on reserved ones, a memfd, a file, or torch's own."""
     memory_path: FilePath = ""
     """Of the file, for memory "file"."""
     touch_pool: bool = True
@@ -142,6 +142,9 @@ class NodeConfig(ServiceConfig):
     nothing is done about a file and a device."""
     device: Annotated[str, Takes("DEVICE", "a device of torch")] = "cpu"
     """Where the pool lies, as torch names it."""
+    numa_node: Annotated[str, Takes("auto|none|N", "auto, none or the number of a node")] = "auto"
+    """Where the pool's memory and the transfer thread are, on a machine of several NUMA nodes: with the NIC, if that is
+    clear, anywhere, or on that node."""
     placement: Literal["page_major", "layer_major"] = "page_major"
     """A page in one piece, or one buffer a layer."""
     digest: Literal["xxh3_64", "none"] = "xxh3_64"
