@@ -14,6 +14,7 @@ import typer
 
 from pdkv import __version__
 from pdkv.cli.admin import compact, drain
+from pdkv.cli.bench.control import control
 from pdkv.cli.bench.transfer import transfer
 from pdkv.cli.demo import demo
 from pdkv.cli.generate import generate
@@ -77,6 +78,7 @@ bench = typer.Typer(
     rich_markup_mode="markdown",
 )
 bench.command("transfer", cls=Command)(transfer)
+bench.command("control", cls=Command)(control)
 app.add_typer(bench)
 
 
