@@ -40,10 +40,11 @@ class Flush(Enum):
 
 def flush(device: torch.device) -> None:
     """Call it after reads into the device's memory have ended, before a kernel that looks at them."""
-    kind = flush_of(device)
-    if kind is Flush.CALLED:
-        with torch.cuda.device(device):
-            error = _runtime().cudaDeviceFlushGPUDirectRDMAWrites(_CURRENT_DEVICE, _TO_OWNER)
+    if flush_of(device) is Flush.CALLED:
+        runtime = _runtime()
+        # the calling thread's device, which it works on anyway
+        error = runtime.cudaSetDevice(device.index or 0)
+        error = error or runtime.cudaDeviceFlushGPUDirectRDMAWrites(_CURRENT_DEVICE, _TO_OWNER)
         if error:
             logger.warning("writes into %s could not be flushed (CUDA error %d): digests may fail", device, error)
 
