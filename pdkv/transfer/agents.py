@@ -16,22 +16,23 @@ from pdkv.ids import PeerName
 from pdkv.transfer.backends.base import AgentName, Backend, End, EndState, Lane, Posted, Prepared, Side
 from pdkv.transfer.descriptors import table_rows
 from pdkv.transfer.landing import ROW_BYTES, LandingRows
+from pdkv.transfer.orders import Registration
 from pdkv.transfer.tasks import Peer, Table, Task, Wanted
 
 
-def serving(make: Callable[[], Backend], pool: PoolMap) -> Backend:
+def serving(make: Callable[[], Backend], pool: PoolMap) -> tuple[Backend, Registration]:
     """The agent whose metadata peers get: pool and page table are registered on it, and it never reads.
 
     Raises what making or registering raises, with nothing left behind.
     """
     backend = make()
     try:
-        _register_pool(backend, pool)
+        registration = _register_pool(backend, pool)
         backend.register(pool.table_base, pool.table_region.length, "DRAM", 0)
     except PdkvError:
         backend.close()
         raise
-    return backend
+    return backend, registration
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,6 +164,9 @@ class ReadingAgent:
         return _Link(local, remote, rows)
 
 
-def _register_pool(backend: Backend, pool: PoolMap) -> None:
+def _register_pool(backend: Backend, pool: PoolMap) -> Registration:
+    began = time.monotonic()
     for region in pool.regions:
         backend.register(region.address, region.length, pool.memory, pool.device)
+    size = sum(region.length for region in pool.regions)
+    return Registration(len(pool.regions), size, time.monotonic() - began)

@@ -57,7 +57,7 @@ class TransferCore:
 
         self._readers = Rotation(reader, every_s=settings.fence_every_s)
         own = AgentName(str(name))
-        self._serving = serving(partial(factory, own), pool)
+        self._serving, self._registration = serving(partial(factory, own), pool)
         self._own: tuple[str, ...] = (own,)
         self.metadata = self._serving.metadata()
         self.backend_name = self._serving.name
@@ -81,7 +81,8 @@ class TransferCore:
                 row = rows.get(name, Unsettled(name, 0, 0, 0.0))
                 rows[name] = Unsettled(name, row.reads + 1, row.pages + task.pages, max(row.oldest_s, age_s))
         agents = (*self._own, *(agent.name for agent in self._readers.agents))
-        return TransferStatus(agents, self._readers.rotations, tuple(rows.values()), self._readers.error)
+        unsettled, readers = tuple(rows.values()), self._readers
+        return TransferStatus(agents, readers.rotations, unsettled, readers.error, self._registration)
 
     def serve(self) -> None:
         """Let peers connect, and send what they read where that is ours to do."""

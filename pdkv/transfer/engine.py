@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -190,6 +191,9 @@ class TransferEngine:
 
     def _main(self, backend_factory: BackendFactory, pool: PoolMap, started: Future[TransferCore]) -> None:
         try:
+            _move_to(self._settings.cpus)
+            if pool.memory == "VRAM":
+                _use_gpu(pool.device)
             core = TransferCore(backend_factory, self._name, pool, self._settings)
         except Exception as error:
             started.set_exception(error)
@@ -260,3 +264,19 @@ class TransferEngine:
         for future in waiting:
             if not future.done():
                 future.set_exception(self._closed_error())
+
+
+def _move_to(cpus: frozenset[int]) -> None:
+    """The calling thread, and those that UCX starts from it."""
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            logger.warning("the transfer thread stays where it is: CPUs %s can't be had (%s)", sorted(cpus), error)
+
+
+def _use_gpu(device: int) -> None:
+    """A thread begins without a CUDA context, and UCX takes the memory of one that isn't current for the host's."""
+    import torch
+
+    torch.cuda.set_device(device)

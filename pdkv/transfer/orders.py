@@ -45,6 +45,8 @@ class TransferSettings:
     """How long a read may stay unsettled before its agent is fenced off and destroyed."""
     fence_every_s: float = 10.0
     """At most one fence within it: each registers the pool once more."""
+    cpus: frozenset[int] = frozenset()
+    """Where the thread runs; empty: wherever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,15 @@ class Unsettled:
 
 
 @dataclass(frozen=True, slots=True)
+class Registration:
+    """What making a pool known to one agent took; where there is an RDMA device, it was pinned meanwhile."""
+
+    regions: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TransferStatus:
     """The engine at one moment."""
 
@@ -138,3 +149,5 @@ class TransferStatus:
     """A row a peer."""
     fence_error: str = ""
     """Why the last fence came to nothing, if it did."""
+    registration: Registration = Registration()
+    """Of the pool, by the agent that serves."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pdkv.errors import BoundsError
+from pdkv.geometry.page_layout import PlacementKind
 from pdkv.ids import SINK_PAGE
 from pdkv.transfer.agents import ReadingAgent, Run, serving
 from pdkv.transfer.backends.base import AgentName, End, EndState
@@ -28,7 +29,7 @@ class Rig:
         self.net = LoopbackNet()
         self.source, self.pool = TestPool(seed=1), TestPool(fill=False)
         name = peer_name("source")
-        backend = serving(partial(self.net.backend, AgentName(str(name))), self.source.map())
+        backend, _ = serving(partial(self.net.backend, AgentName(str(name))), self.source.map())
         self.peer = Peer(name, offer_of(backend.metadata(), self.source), plan(self.pool.map(), self.source.map()))
         self.agent = ReadingAgent(OWN, self.net.backend(OWN), self.pool.map(), LandingRows(4))
 
@@ -104,3 +105,12 @@ def test_an_agent_whose_memory_cant_be_registered_is_destroyed(make: Callable[[L
         with pytest.raises(BoundsError, match="loopback memory"):
             make(net, pool)
         assert not net.alive(OWN), "or its name would be taken"
+
+
+@pytest.mark.parametrize(("kind", "regions"), [("page_major", 1), ("layer_major", None)])
+def test_the_pool_is_registered_as_the_regions_that_it_has(kind: PlacementKind, regions: int | None) -> None:
+    pool = TestPool(kind=kind, fill=False)
+    _, registration = serving(partial(LoopbackNet().backend, OWN), pool.map())
+    assert registration.regions == (regions or len(pool.map().regions))
+    assert registration.bytes == sum(region.length for region in pool.map().regions)
+    assert registration.seconds > 0

@@ -1,0 +1,38 @@
+"""Where the transfer thread runs, and what registering took: an engine by itself, in a net of its own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pdkv.transfer.backends.base import AgentName, Backend
+from pdkv.transfer.backends.loopback import LoopbackNet
+from pdkv.transfer.engine import TransferEngine, TransferSettings
+from tests.transfer.pools import TestPool, peer_name
+
+
+def test_the_thread_runs_where_it_is_told_to(caplog: pytest.LogCaptureFixture) -> None:
+    """What can't be had is said, and the engine works all the same."""
+    seen: list[set[int]] = []
+
+    def factory(name: AgentName) -> Backend:
+        seen.append(os.sched_getaffinity(0))
+        return LoopbackNet().backend(name)
+
+    here = os.sched_getaffinity(0)
+    for cpus in ({max(here)}, {max(here) + 1000}):
+        settings = TransferSettings(cpus=frozenset(cpus))
+        TransferEngine(factory, peer_name("n"), TestPool(fill=False).map(), settings=settings).close()
+    assert seen == [{max(here)}, here]
+    assert os.sched_getaffinity(0) == here
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["the transfer thread stays where it is"]
+
+
+def test_status_says_what_registering_the_pool_took() -> None:
+    pool = TestPool(fill=False).map()
+    engine = TransferEngine(LoopbackNet().backend, peer_name("n"), pool)
+    registration = engine.status().registration
+    engine.close()
+    assert (registration.regions, registration.bytes) == (1, pool.regions[0].length)
+    assert 0 < registration.seconds < 1
