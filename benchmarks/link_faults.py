@@ -15,32 +15,32 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from pdkv.cli.demo.asks import text_tokens
-from pdkv.cli.demo.fleet import command
-from pdkv.cli.demo.reference import Reference
-from pdkv.config import PrefillConfig
-from pdkv.errors import PdkvError
-from pdkv.ids import RequestId
-from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, NodeStatus, Sampling
-from pdkv.rpc.client import GrpcDirectory
-from pdkv.rpc.security import PlainText
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-HERE, THERE = "10.98.7.1", "10.98.7.2"
+from benchmarks.netns import NotPossible, TwoSpaces  # noqa: E402
+from pdkv.cli.demo.asks import text_tokens  # noqa: E402
+from pdkv.cli.demo.fleet import command  # noqa: E402
+from pdkv.cli.demo.reference import Reference  # noqa: E402
+from pdkv.config import PrefillConfig  # noqa: E402
+from pdkv.errors import PdkvError  # noqa: E402
+from pdkv.ids import RequestId  # noqa: E402
+from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, NodeStatus, Sampling  # noqa: E402
+from pdkv.rpc.client import GrpcDirectory  # noqa: E402
+from pdkv.rpc.security import PlainText  # noqa: E402
+
 CHUNK, LENGTH = 512, 2500
 SAMPLING = Sampling(max_tokens=8)
 LIMIT_S = 90.0
 NODE = {"model": "tiny", "threads": 1, "insecure": True, "ucx_tls": "tcp", "log_level": "warning"}
-
-
-DECODE = {"bind": f"{HERE}:0", "fence_after_s": 3, "recompute_chunk_tokens": CHUNK}
+DECODE = {"fence_after_s": 3, "recompute_chunk_tokens": CHUNK}
 """Steps of equal shapes on all nodes, so that answers can be compared token by token."""
 
 
@@ -53,43 +53,6 @@ class Row:
     due: str
     seconds: float
     ok: bool
-
-
-class Link:
-    """The namespace and the pair; `down` and `up` at this side."""
-
-    def __init__(self, mbit: int) -> None:
-        self.space = f"pdkv{os.getpid()}"
-        self._near, self._far = f"pk{os.getpid() % 10**6}a", f"pk{os.getpid() % 10**6}b"
-        self._mbit = mbit
-
-    def __enter__(self) -> Link:
-        inside = f"ip netns exec {self.space}"
-        shape = f"root tbf rate {self._mbit}mbit burst 64k latency 100ms"
-        for line in (
-            f"ip netns add {self.space}",
-            f"ip link add {self._near} type veth peer name {self._far} netns {self.space}",
-            f"ip addr add {HERE}/24 dev {self._near}",
-            f"ip link set {self._near} up",
-            f"{inside} ip addr add {THERE}/24 dev {self._far}",
-            f"{inside} ip link set {self._far} up",
-            f"{inside} ip link set lo up",
-            f"tc qdisc add dev {self._near} {shape}",
-            f"{inside} tc qdisc add dev {self._far} {shape}",
-        ):
-            subprocess.run(line.split(), check=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        subprocess.run(["ip", "link", "del", self._near], check=False)
-        subprocess.run(["ip", "netns", "del", self.space], check=False)
-
-    def set(self, state: str) -> None:
-        subprocess.run(["ip", "netns", "exec", self.space, "ip", "link", "set", self._far, state], check=True)
-
-    @property
-    def inside(self) -> list[str]:
-        return ["ip", "netns", "exec", self.space]
 
 
 @asynccontextmanager
@@ -108,7 +71,7 @@ async def node(role: str, name: str, prefix: list[str], **flags: str | int | boo
 
 
 class Fleet:
-    def __init__(self, link: Link, far: str, near: str, decode: str) -> None:
+    def __init__(self, link: TwoSpaces, far: str, near: str, decode: str) -> None:
         self.link = link
         self.far, self.near, self.decode = far, near, decode
         self.directory = GrpcDirectory(PlainText())
@@ -172,12 +135,13 @@ class Fleet:
 
 
 async def run(mbit: int) -> list[Row]:
-    with Link(mbit) as link:
+    with TwoSpaces(mbit=mbit, near_here=True) as link:
+        here, there = link.links[0].near_address, link.links[0].far_address
         flags = {"chunk_tokens": CHUNK, "lease_ttl_s": 5}
         async with (
-            node("prefill", "far", link.inside, bind=f"{THERE}:7000", **flags) as far,
-            node("prefill", "near", [], bind=f"{HERE}:0", **flags) as near,
-            node("decode", "d", [], **DECODE, prefill_addresses=f"{far},{near}") as decode,
+            node("prefill", "far", link.far.prefix, bind=f"{there}:7000", **flags) as far,
+            node("prefill", "near", [], bind=f"{here}:0", **flags) as near,
+            node("decode", "d", [], bind=f"{here}:0", **DECODE, prefill_addresses=f"{far},{near}") as decode,
         ):
             fleet = Fleet(link, far, near, decode)
             try:
@@ -202,11 +166,11 @@ def main() -> None:
     parser.add_argument("--mbit", type=int, default=40, help="rate of the link, 10^6 bit/s (default 40)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing or os.geteuid():
-        print(f"needs root, and iproute2 ({', '.join(missing) or 'found'})", file=sys.stderr)
-        raise SystemExit(2)
-    rows = asyncio.run(run(options.mbit))
+    try:
+        rows = asyncio.run(run(options.mbit))
+    except NotPossible as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from error
     ok = all(row.ok for row in rows)
     if options.json:
         print(json.dumps({"mbit": options.mbit, "cpus": os.cpu_count(), "rows": [asdict(r) for r in rows], "ok": ok}))
