@@ -7,6 +7,7 @@ only caller that writes to pages, besides an engine that was given them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,6 +22,7 @@ from pdkv.geometry.page_layout import (
     Placement,
     PlacementKind,
     PoolMap,
+    Segment,
     layer_major,
     page_major,
     pool_map,
@@ -177,18 +179,29 @@ class SlotPool:
         self._check(page)
         if not 0 <= from_token <= self.fmt.page_tokens:
             raise BoundsError("first token to zero", from_token, f"0 to {self.fmt.page_tokens}")
-        from_row, open_tokens = divmod(from_token, self.fmt.kpool)
-        closed = np.ones(self.fmt.pending_rows, np.bool_)
-        if closed.size:
+        # numpy where it can be: torch fills runs of this length with threads, which spin and wait for each other
+        buffers = [b.numpy() if b.device.type == "cpu" else b for b in self.memory.buffers]
+        for segment, at in zip(self.fmt.segments, self.placement.places, strict=True):
+            start, buffer = at.offset + page * at.stride, buffers[at.buffer]
+            for first, stop in self._past(segment, from_token):
+                buffer[start + first : start + stop] = 0
+
+    def _past(self, segment: Segment, from_token: int) -> Iterator[tuple[int, int]]:
+        """Runs of bytes within a segment, [first, stop), of the slots from `from_token` on."""
+        fmt = self.fmt
+        if segment.group is Group.MAIN:
+            yield from_token * fmt.main_row.row_bytes, segment.length
+            return
+        from_row, open_tokens = divmod(from_token, fmt.kpool)
+        if segment.pending:
+            closed = np.ones(fmt.pending_rows, np.bool_)
             closed[np.arange(from_token - open_tokens, from_token) % closed.size] = False
-        for segment in self.fmt.segments:
-            if segment.group is Group.MAIN:
-                self.main_view(segment.layer)[page, from_token:] = 0
-            elif segment.pending:
-                self.pending_keys(segment.layer)[page, torch.from_numpy(closed)] = 0
-            else:
-                self.index_keys(segment.layer)[page, from_row:] = 0
-                self.index_scales(segment.layer)[page, from_row:] = 0
+            for row in np.flatnonzero(closed).tolist():
+                yield row * PENDING_KEY.bytes, (row + 1) * PENDING_KEY.bytes
+            return
+        keys, index = fmt.index_tokens * fmt.index_row.key_bytes, fmt.index_row
+        yield from_row * index.key_bytes, keys
+        yield keys + from_row * index.scale_bytes, segment.length
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy both caches of a page onto another. Raises `BoundsError` as `group_bytes`."""
