@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pdkv.contract import Contract
 from pdkv.ids import LocalPages, UInt32Array
-from pdkv.kvcache.manager import CacheManager
+from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.answer import Answer
 from pdkv.node.messages import DraftHandoff, Namespace, Sampling, Speculation, Token
 from pdkv.node.ports import Drafter, Engine, Logits
-from pdkv.node.prompt import plan_prompt
+from pdkv.node.prompt import Prompt, answer_hashes, plan_prompt
 from pdkv.node.sampling import logits_digest, sample
 from pdkv.node.speculation import Decoder, drafted_chunk
 
@@ -48,6 +50,8 @@ class Monolith:
         self._chunk_tokens = chunk_tokens
         self._manager = CacheManager(pool)
         self._verifier = Verifier(pool)
+        self.caches_answers = False
+        """Put the full pages of an answer into the tree too, as a decode node does."""
 
     def generate(self, tokens: UInt32Array, sampling: Sampling) -> MonolithAnswer:
         """Raises as the engine and the manager do."""
@@ -76,6 +80,8 @@ class Monolith:
             decoder = Decoder(self._engine, self._drafter, self._pool, self._contract.draft_tokens, draft)
             while not answer.over:
                 said += decoder.step(answer)
+            if self.caches_answers:
+                self._cache_answer(prompt, reservation, np.array([token.token for token in said], np.uint32))
             return MonolithAnswer(
                 tokens=tuple(token.token for token in said),
                 logits_digests=tuple(token.logits_digest for token in said),
@@ -86,6 +92,13 @@ class Monolith:
             )
         finally:
             self._manager.end(reservation)
+
+    def _cache_answer(self, prompt: Prompt, reservation: Reservation, said: UInt32Array) -> None:
+        hashes, first = answer_hashes(prompt, said, self._contract), prompt.recorded_pages
+        if len(hashes):
+            self._manager.extend(reservation, hashes)
+            pages = reservation.sequence[first : first + len(hashes)]
+            self._manager.commit(self._verifier.seal(reservation.id, first, pages, hashes))
 
     def _chunk(
         self, tokens: UInt32Array, span: slice, pages: LocalPages, sampling: Sampling

@@ -29,7 +29,7 @@ AT_ANY_TIME = "any time"
 MILD_PER_LIFE = 4
 KILLS_AT, MILD_AT = (10, 60), (1, 30)
 """Times that a node comes to a stage before it dies there, or suffers something milder."""
-RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED)
+RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED, Stage.PULLING, Stage.PULLED)
 """Reached by few requests: a fault there strikes the first."""
 MISSED = 3
 """So does one that was planned so often and not come to."""

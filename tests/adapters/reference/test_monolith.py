@@ -132,3 +132,17 @@ def test_a_prompt_of_nothing_or_of_strange_tokens_is_named() -> None:
     for tokens, what in (([], "prompt tokens"), ([SHAPE.vocab_size], "token id")):
         with pytest.raises(BoundsError, match=what):
             monolith.generate(np.array(tokens, np.uint32), GREEDY)
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_its_own_answers_are_cache_only_if_it_is_told_so(*, caches: bool) -> None:
+    (monolith, _), (cold, _) = toy(), toy()
+    monolith.caches_answers = caches
+    tokens = tokens_of(100)
+    first = monolith.generate(tokens, Sampling(max_tokens=100))
+    longer = np.concatenate((tokens, np.array(first.tokens), tokens_of(30, seed=1))).astype(np.uint32)
+    again = monolith.generate(longer, GREEDY)
+    # the last token of an answer has no row
+    assert again.pages_hit == ((100 + 100 - 1) // 64 if caches else 1)
+    alone = cold.generate(longer, GREEDY)
+    assert (again.tokens, again.logits_digests) == (alone.tokens, alone.logits_digests)
