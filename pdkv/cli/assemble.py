@@ -7,6 +7,7 @@ contract says of drafting is what is effective, not what was asked for.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from typing import Any
@@ -27,6 +28,9 @@ from pdkv.kvcache.eviction import eviction_order
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
+from pdkv.machine.affinity import Affinity, affinity
+from pdkv.machine.devices import devices
+from pdkv.machine.resources import numa_nodes
 from pdkv.node.base import NodeParts
 from pdkv.node.fault_plan import FaultPlan
 from pdkv.node.flow import Worker
@@ -36,6 +40,7 @@ from pdkv.transfer.backends import backend_factory
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
 
+log = logging.getLogger(__name__)
 Model = LoadedModel | synthetic.SyntheticModel
 AnyEngine = ReferenceEngine | synthetic.SyntheticEngine
 
@@ -51,16 +56,8 @@ def parts_of(config: NodeConfig, model: Model, fmt: PageFormat) -> NodeParts:
     if config.threads:
         torch.set_num_threads(config.threads)
     faults = FaultPlan.parse(config.fault_plan)
-    pool = SlotPool.create(
-        fmt,
-        config.total_pages(fmt.page_bytes),
-        placement=config.placement,
-        memory=config.memory,
-        path=config.memory_path or None,
-        device=config.device,
-    )
-    if config.touch_pool:
-        pool.memory.commit()
+    place = _place(config)
+    pool = _pool(config, fmt, place.node)
     engine = _engine_of(config, model, pool)
     contract = contract_of(config, model, fmt)
     name = PeerName(NodeId(config.node_id), new_incarnation())
@@ -70,7 +67,7 @@ def parts_of(config: NodeConfig, model: Model, fmt: PageFormat) -> NodeParts:
         pool=pool,
         manager=CacheManager(pool, order=eviction_order(config.eviction)),
         verifier=Verifier(pool, config.digest),
-        transfer=_transfer(config, name, pool, faults),
+        transfer=_transfer(config, name, faults, pool, place.cpus),
         engine=engine,
         steps=Worker("engine"),
         digests=Worker("digests"),
@@ -139,13 +136,41 @@ def _draft_facts(config: NodeConfig) -> dict[str, Any]:
     return facts
 
 
-def _transfer(config: NodeConfig, name: PeerName, pool: SlotPool, faults: FaultPlan) -> TransferEngine:
+def _place(config: NodeConfig) -> Affinity:
     """UCX reads its settings from the environment when the agent is made; what the operator set there wins."""
     for variable, value in (("UCX_TLS", config.ucx_tls), ("UCX_NET_DEVICES", config.net_devices)):
         if value:
             os.environ.setdefault(variable, value)
+    place = affinity(config.numa_node, devices(), numa_nodes(), os.environ.get("UCX_NET_DEVICES", ""))
+    log.info("NUMA: %s (%s)", "not bound" if place.node is None else f"node {place.node}", place.why)
+    return place
+
+
+def _pool(config: NodeConfig, fmt: PageFormat, node: int | None) -> SlotPool:
+    """Its memory bound before it is touched."""
+    pool = SlotPool.create(
+        fmt,
+        config.total_pages(fmt.page_bytes),
+        placement=config.placement,
+        memory=config.memory,
+        path=config.memory_path or None,
+        device=config.device,
+    )
+    if node is not None:
+        pool.memory.bind(node)
+    if config.touch_pool:
+        pool.memory.commit()
+    return pool
+
+
+def _transfer(
+    config: NodeConfig, name: PeerName, faults: FaultPlan, pool: SlotPool, cpus: frozenset[int]
+) -> TransferEngine:
     settings = TransferSettings(
-        read_max_bytes=config.read_max_bytes, require_rdma=config.require_rdma, fence_after_s=config.fence_after_s
+        read_max_bytes=config.read_max_bytes,
+        require_rdma=config.require_rdma,
+        fence_after_s=config.fence_after_s,
+        cpus=cpus,
     )
     factory = faults.backends(backend_factory(config.backend))
     return TransferEngine(factory, name, pool.map(), settings=settings)

@@ -66,11 +66,17 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
 
 
 def require_servable(config: ServiceConfig) -> None:
-    """What can be known before anything heavy is imported or built. Raises `ConfigError`."""
+    """What can be known before anything heavy is imported or built. Raises `ConfigError`, `LaneRefused`."""
     from pdkv.rpc.transport import require_free
 
     config.security()
     require_free(config.bind)
+    if isinstance(config, NodeConfig) and config.require_rdma and config.backend == "nixl":
+        from pdkv.cli.doctor.needs import needs_of
+        from pdkv.cli.doctor.network import require_rdma
+        from pdkv.machine.devices import devices
+
+        require_rdma(needs_of(config), devices())
 
 
 def _field_parameter(name: str, cls: type[ServiceConfig]) -> inspect.Parameter:

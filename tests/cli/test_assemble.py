@@ -20,6 +20,8 @@ from pdkv.geometry.page_layout import Group, page_format
 from pdkv.ids import RequestId
 from pdkv.kvcache.eviction import ORDERS
 from pdkv.kvcache.memory import PoolMemory
+from pdkv.machine.affinity import preferred_node
+from pdkv.machine.resources import numa_nodes
 from pdkv.node.base import NodeParts
 from pdkv.node.oracle import Oracle
 from pdkv.node.stages import Stage, no_hook
@@ -66,6 +68,20 @@ def test_memory_is_committed_where_that_is_asked_for(touch: bool, monkeypatch: p
     monkeypatch.setattr(PoolMemory, "commit", lambda memory: committed.append(memory))
     with parts_of(touch_pool=touch) as parts:
         assert committed == ([parts.pool.memory] if touch else [])
+
+
+def test_a_pool_is_bound_where_a_node_is_named_and_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = max(numa_nodes())
+    done: list[str] = []
+    commit = PoolMemory.commit
+    monkeypatch.setattr(PoolMemory, "commit", lambda m: (done.append(str(preferred_node(m.addresses[0]))), commit(m)))
+    with parts_of(numa_node=str(node)) as parts:
+        assert preferred_node(parts.pool.memory.addresses[0]) == node
+    with parts_of(numa_node="none") as parts:
+        assert preferred_node(parts.pool.memory.addresses[0]) is None
+    assert done == [str(node), "None"]
+    with pytest.raises(ConfigError, match="numa_node: '900'"), parts_of(numa_node="900"):
+        pass
 
 
 def test_the_engine_is_named_in_the_contract_as_diagnoses_know_it() -> None:

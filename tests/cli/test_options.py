@@ -15,7 +15,8 @@ import typer
 from pdkv.cli.app import run
 from pdkv.cli.options import ServeOptions, config_command
 from pdkv.config import DecodeConfig, PrefillConfig, RouterConfig, ServiceConfig
-from pdkv.errors import ConfigError
+from pdkv.errors import ConfigError, LaneRefused
+from pdkv.machine.devices import Devices, RdmaDevice, RdmaPort
 
 ROLES = {"prefill": PrefillConfig, "decode": DecodeConfig, "router": RouterConfig}
 
@@ -88,10 +89,10 @@ def test_a_value_means_the_same_in_all_three_places(tmp_path: Path, monkeypatch:
 
 def test_a_switch_can_be_turned_off_again(tmp_path: Path) -> None:
     file = tmp_path / "decode.yaml"
-    file.write_text("require_rdma: true\n", "utf-8")
+    file.write_text("index_sharing: true\n", "utf-8")
     command = Command()
-    assert command("--config", str(file))[0].require_rdma
-    assert not command("--config", str(file), "--no-require-rdma")[0].require_rdma
+    assert command("--config", str(file))[0].index_sharing
+    assert not command("--config", str(file), "--no-index-sharing")[0].index_sharing
 
 
 def test_what_can_be_known_is_said_before_anything_is_built() -> None:
@@ -105,6 +106,22 @@ def test_what_can_be_known_is_said_before_anything_is_built() -> None:
     with pytest.raises(ConfigError, match="tls_certificate"):
         command("--no-insecure", "--tls-ca", "ca.pem")
     assert command.seen == []
+
+
+def test_a_node_that_must_have_rdma_and_cannot_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answer as the doctor's, before anything is built."""
+    command = Command()
+    monkeypatch.setattr("pdkv.machine.devices.devices", Devices)
+    with pytest.raises(LaneRefused, match=r"RDMA is required, but there is no RDMA device .*: a machine with one"):
+        command("--require-rdma")
+    assert command.seen == []
+    assert command("--require-rdma", "--backend", "loopback")[0].require_rdma
+    port = RdmaPort(1, "ACTIVE", "InfiniBand", 400.0)
+    nic = RdmaDevice("mlx5_0", (port,), numa_node=0, openable=True, pci="")
+    monkeypatch.setattr("pdkv.machine.devices.devices", lambda: Devices(rdma=(nic,)))
+    assert command("--require-rdma")[0].require_rdma
+    with pytest.raises(LaneRefused, match="UCX_TLS=tcp leaves it out"):
+        command("--require-rdma", "--ucx-tls", "tcp")
 
 
 def test_how_it_is_run_stands_beside_the_config() -> None:
