@@ -55,15 +55,18 @@ class Computation:
             for span in self._steps:
                 before()
                 logits = await parts.steps.run(self._chunk, span)
-                # What made such logits may stand in the pages, and the tree would serve it to everybody.
-                require_finite(logits, span.stop)
                 if sealing:
                     await sealing
                 sealing = group.create_task(self._seal_until(span.stop, sealed))
         return logits
 
-    def first(self, logits: Logits) -> SampledToken:
-        """The answer's first token, the same however often it is drawn."""
+    async def first(self, logits: Logits) -> SampledToken:
+        """The answer's first token. Drawn in the engine's thread: a large vocabulary takes milliseconds to sort, and
+        the loop has other requests to serve."""
+        return await self._parts.steps.run(self._drawn, logits)
+
+    def _drawn(self, logits: Logits) -> SampledToken:
+        """The same however often it is drawn."""
         return sample(logits, self._sampling, len(self._prompt.tokens))
 
     def _chunk(self, span: slice) -> Logits:
@@ -71,10 +74,13 @@ class Computation:
         tokens, engine, drafter = self._prompt.tokens, self._parts.engine, self._parts.drafter
         pages = self._reservation.sequence
         if drafter is None or not self._parts.contract.draft_layers:
-            return engine.forward(tokens[span], span.start, pages)
-        logits, self.draft = drafted_chunk(
-            engine, drafter, tokens, span, pages, lambda logits: self.first(logits).token
-        )
+            logits = engine.forward(tokens[span], span.start, pages)
+        else:
+            logits, self.draft = drafted_chunk(
+                engine, drafter, tokens, span, pages, lambda logits: self._drawn(logits).token
+            )
+        # What made such logits may stand in the pages, and the tree would serve it to everybody.
+        require_finite(logits, span.stop)
         return logits
 
     async def _seal_until(self, stop: int, sealed: Callable[[int, LocalPages], None]) -> None:

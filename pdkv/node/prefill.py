@@ -260,7 +260,7 @@ class _PrefillRun:
 
         logits = await computation.run(lambda: self._parts.at(Stage.COMPUTING, self._request.request_id), sealed)
         tail = await self._seal_tail()
-        first = computation.first(logits)
+        first = await computation.first(logits)
         return PrefillDone(
             first_token=first.token,
             first_logprob=first.logprob,

@@ -37,7 +37,7 @@ async def recompute(parts: NodeParts, wanted: Wanted, reservation: Reservation, 
     )
     if parts.barrier:
         await parts.barrier()
-    first = computation.first(logits)
+    first = await computation.first(logits)
     return PrefillDone(
         first_token=first.token,
         first_logprob=first.logprob,

@@ -66,7 +66,7 @@ def test_it_gives_what_one_process_says_and_leaves_the_full_pages_in_the_tree() 
         assert bench.heard == [(0, reservation.sequence[:2]), (2, reservation.sequence[2:4])]
         assert computation.sealed == 4
         pair: Pair = make_pair()
-        assert computation.first(logits).token == alone(pair, request(300))[0]
+        assert (await computation.first(logits)).token == alone(pair, request(300))[0]
         pair.close()
         bench.parts.manager.end(reservation)
         assert bench.cached() == 4
