@@ -12,6 +12,7 @@ import numpy as np
 
 from pdkv.errors import IntegrityError
 from pdkv.ids import LocalPages
+from pdkv.kvcache.granting import certain
 from pdkv.kvcache.ownership import PageState
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def audit(manager: CacheManager) -> None:
     _pages_by_state(manager)
     _pages_by_holder(manager)
     _committed_prefixes(manager)
+    _what_comes_back(manager)
 
 
 def _pages_by_state(manager: CacheManager) -> None:
@@ -74,3 +76,14 @@ def _committed_prefixes(manager: CacheManager) -> None:
         known = reservation.hashes.part(0, reservation.committed)
         if path.size != reservation.committed or not np.array_equal(manager.tree.hashes(path), known.rows()):
             raise IntegrityError(f"reservation {reservation.id} has locked another prefix than it committed")
+
+
+def _what_comes_back(manager: CacheManager) -> None:
+    """No request has more than it said it would need, and what its end is counted to give back is there."""
+    own = (PageState.RESERVED, PageState.PRIVATE)
+    for reservation in manager.reservations.values():
+        alone = sum(node.pages.size for node in reservation.node.path() if node.locks == 1)
+        there = alone + int(manager.ownership.held(reservation.pages, reservation.id, *own).sum())
+        if reservation.rest < 0 or certain(reservation) > there:
+            counted = f"{certain(reservation)}, {reservation.rest} to come"
+            raise IntegrityError(f"reservation {reservation.id} gives back", counted=counted, kept=there)

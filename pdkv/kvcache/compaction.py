@@ -76,9 +76,7 @@ def move(manager: CacheManager, source: LocalPages, target: LocalPages, resting:
     number = np.arange(manager.pool.num_pages, dtype=np.int32)
     number[source.array] = target.array
     for request in resting:
-        request.hit, request.pages, request.sequence = (
-            LocalPages.kept(number[pages.array]) for pages in (request.hit, request.pages, request.sequence)
-        )
+        request.set(*(LocalPages.kept(number[pages.array]) for pages in (request.hit, request.sequence)))
     _take(manager, target)
     manager.allocator.free(source)
     if manager.observer is not None:

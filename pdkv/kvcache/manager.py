@@ -33,12 +33,13 @@ from pdkv.errors import (
 from pdkv.ids import LeaseId, LocalPages, PageHashes, ReservationId, UInt64Array
 from pdkv.kvcache.audit import audit
 from pdkv.kvcache.eviction import EvictionOrder
+from pdkv.kvcache.granting import require_growth, require_start
 from pdkv.kvcache.moves import PageMoves
 from pdkv.kvcache.ownership import CACHED, PageState, claim
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.radix_node import Node, Use
 from pdkv.kvcache.reservation import HeldBack, LeasedPages, Reservation
-from pdkv.kvcache.shortage import never_fits, no_room
+from pdkv.kvcache.shortage import never_fits
 from pdkv.kvcache.verifier import VerifiedPages
 
 __all__ = ["CacheManager", "Reservation"]
@@ -99,17 +100,27 @@ class CacheManager(PageMoves):
     # --- a request ------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, hashes: PageHashes, total_pages: int, *, max_hit_pages: int, drop_pages: int = 0, priority: int = 0
+        self,
+        hashes: PageHashes,
+        total_pages: int,
+        *,
+        max_hit_pages: int,
+        drop_pages: int = 0,
+        priority: int = 0,
+        ahead: int | None = None,
     ) -> Reservation:
         """Find, lock and reserve the `total_pages` pages of a request whose prompt has the full pages `hashes`.
 
         At most `max_hit_pages` are taken from the tree; then `drop_pages` fewer than were found (the drop-page rule).
-        `priority` is for an eviction order that asks for it: the highest stays longest.
+        `priority` is for an eviction order that asks for it: the highest stays longest. With `ahead`, of the others at
+        most so many are taken now: the request is sure to get the rest later (`grow`, `granting`), and until it has, no
+        engine step may work on pages of it that are to be committed.
 
-        Raises `NeverFits` if the pool is smaller, `CapacityError` if too few pages are free or evictable now,
-        `BoundsError` if the sequence is shorter than its prompt or a limit is negative.
+        Raises `NeverFits` if the pool is smaller, `CapacityError` if too few pages are free or evictable now, or if
+        with it some request could wait for its rest in vain; `BoundsError` if the sequence is shorter than its prompt
+        or a limit is negative.
         """
-        if min(max_hit_pages, drop_pages) < 0 or total_pages < max(len(hashes), 1):
+        if min(max_hit_pages, drop_pages, ahead or 0) < 0 or total_pages < max(len(hashes), 1):
             have = f"{total_pages} in all, {len(hashes)} of the prompt, hit at most {max_hit_pages} less {drop_pages}"
             raise BoundsError("pages to reserve", have, "at least the prompt's, at least 1, no negative limit")
         usable = self.pool.num_pages - 1
@@ -118,22 +129,35 @@ class CacheManager(PageMoves):
         match = self.tree.match(hashes, limit=max_hit_pages)
         if drop_pages and match.pages.size:
             match = self.tree.match(hashes, limit=max(match.pages.size - drop_pages, 0))
-        wanted = total_pages - match.pages.size
-        evictable = self.tree.evictable - self.tree.would_lock(match)
-        short = wanted - self.allocator.free_count
-        if short > evictable:
-            raise no_room(self.pool.fmt, wanted, evictable, self.census())
+        lacking = total_pages - match.pages.size
+        wanted = lacking if ahead is None else min(ahead, lacking)
+        require_start(self, match, lacking, wanted)
         node = self.tree.boundary(match)
         use = Use(priority)
         self.tree.lock(node, use=use)
-        return self._keep(hashes, LocalPages.kept(match.pages), self._take(wanted, self._new_holder()), node, use)
+        taken = self._take(wanted, self._new_holder())
+        return self._keep(hashes, LocalPages.kept(match.pages), taken, node, use, total_pages)
+
+    def grow(self, reservation: Reservation, count: int) -> None:
+        """Give the request `count` more of the pages that it lacks: they follow those of its sequence.
+
+        Raises `ReservationDead`, `BoundsError` unless it lacks so many, `CapacityError` if too few pages are free or
+        evictable now, or if without them some request could wait for its rest in vain; nothing is taken then.
+        """
+        self._require_live(reservation)
+        if not 0 <= count <= reservation.rest:
+            raise BoundsError("pages to grow by", count, f"0 to {reservation.rest}")
+        require_growth(self, reservation, count)
+        reservation.append(self._take(count, reservation.id))
 
     def commit(self, verified: VerifiedPages) -> LocalPages:
         """Seal verified pages and put them into the tree; the reservation's lock then covers them.
 
         Returns the pages that stand in the tree for these hashes: what to announce. If another request was faster, the
         tree keeps that one's page, and this reservation's own stays its private one until it ends: its page table, in
-        which steps may be running, names that one, and to swap a page under a running step would need a fence.
+        which steps may be running, names that one, and to swap a page under a running step would need a fence. While it
+        still lacks pages no step is running: then its own is freed, and its sequence has that one's. For otherwise it
+        would keep both, more than it said that it would need, and others could wait for ever for the difference.
 
         Raises `ReservationDead` if it has ended, `BoundsError` if the pages are not its reserved pages right after its
         committed prefix, `ProtocolError` if their hashes are not those of its prompt. Nothing is committed then.
@@ -161,8 +185,14 @@ class CacheManager(PageMoves):
             self.observer.stored(reservation.public, first + known, new)
         if not known:
             return new
-        self.ownership.turn(verified.pages[:known], reservation.id, PageState.RESERVED, PageState.PRIVATE)
-        return LocalPages.kept(np.concatenate((inserted.existing, new.array)))
+        own, standing = verified.pages[:known], LocalPages.kept(inserted.existing)
+        if reservation.rest:
+            reservation.replace(first, standing)
+            self._free(own, claim(PageState.RESERVED, reservation.id))
+            self.on_room()
+        else:
+            self.ownership.turn(own, reservation.id, PageState.RESERVED, PageState.PRIVATE)
+        return LocalPages.kept(np.concatenate((standing.array, new.array)))
 
     def extend(self, reservation: Reservation, hashes: PageHashes) -> None:
         """Name the full pages after the prompt, made of its answer, so that `commit` takes them: when decode is over.
@@ -282,6 +312,7 @@ class CacheManager(PageMoves):
         self.tree.lock(reservation.node)
         private, leased = claim(PageState.PRIVATE, reservation.id), claim(PageState.PRIVATE, holder)
         self.ownership.move(sealed, private, leased)
+        reservation.lost += len(sealed)
         self.leased[lease_id] = LeasedPages(holder, reservation.node, sealed)
 
     def drop_lease(self, lease_id: LeaseId) -> bool:
@@ -296,11 +327,13 @@ class CacheManager(PageMoves):
 
     # --- the moves ------------------------------------------------------------------------------------------------
 
-    def _keep(self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node, use: Use) -> Reservation:
+    def _keep(
+        self, hashes: PageHashes, hit: LocalPages, pages: LocalPages, node: Node, use: Use, total_pages: int
+    ) -> Reservation:
         """The reservation of pages that were taken for the newest holder."""
         holder = ReservationId(self._last_holder)
         sequence = LocalPages.kept(np.concatenate((hit.array, pages.array)))
-        reservation = Reservation(holder, hashes, hit, pages, sequence, node, len(hit), len(hashes), use)
+        reservation = Reservation(holder, hashes, hit, pages, sequence, node, len(hit), len(hashes), use, total_pages)
         self.reservations[holder] = reservation
         return reservation
 
@@ -308,6 +341,7 @@ class CacheManager(PageMoves):
         if not len(pages):
             return
         self.table.bump(pages)  # a sealed tail among them may change now
+        reservation.lost += len(pages)
         for state in _OWN:
             some = pages.where(self.ownership.held(pages, reservation.id, state))
             self.ownership.turn(some, reservation.id, state, PageState.QUARANTINED)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pdkv.errors import BoundsError
-from pdkv.ids import LocalPages, PageHashes, ReservationId
+from pdkv.ids import Int32Array, LocalPages, PageHashes, ReservationId
 from pdkv.kvcache.events import PublicChain
 from pdkv.kvcache.radix_node import Node, Use
 
@@ -25,7 +27,7 @@ class Reservation:
     pages: LocalPages
     """The new ones: page i of the sequence is `pages[i - len(hit)]`."""
     sequence: LocalPages
-    """All of them: page i of the sequence is `sequence[i]`."""
+    """All that it has so far: page i of the sequence is `sequence[i]`."""
     node: Node
     """Where the locked path ends: the last page that was hit or committed."""
     committed: int
@@ -34,9 +36,41 @@ class Reservation:
     """Full pages of the prompt; those after them are an answer's."""
     use: Use
     """Of the prompt's pages."""
+    total_pages: int
+    """That its sequence may ever have."""
+    lost: int = 0
+    """Pages of its sequence that were its own and are no more: held back, or handed over to a lease."""
     alive: bool = True
     public: PublicChain | None = None
     """How the manager's observer names the pages; without it they are not told of."""
+    _room: Int32Array | None = None
+    """An array that begins with `sequence` and has room for the rest; made by `append`."""
+
+    @property
+    def rest(self) -> int:
+        """Pages that it may still take."""
+        return self.total_pages - len(self.sequence)
+
+    def append(self, more: LocalPages) -> None:
+        """The sequence goes on with these. Costs those appended, however often it happens."""
+        have, total = len(self.sequence), len(self.sequence) + len(more)
+        room = self._room
+        if room is None:
+            room = self._room = np.empty(self.total_pages, np.int32)
+            room[:have] = self.sequence.array
+        room[have:total] = more.array
+        self.sequence = LocalPages.kept(room[:total])
+        self.pages = LocalPages.kept(room[len(self.hit) : total])
+
+    def replace(self, first: int, pages: LocalPages) -> None:
+        """These stand in the sequence for its own from `first` on, which is past those that were hit."""
+        sequence = self.sequence.array.copy()
+        sequence[first : first + len(pages)] = pages.array
+        self.set(self.hit, LocalPages.kept(sequence))
+
+    def set(self, hit: LocalPages, sequence: LocalPages) -> None:
+        """Other numbers for the same places."""
+        self.hit, self.sequence, self.pages, self._room = hit, sequence, sequence[len(hit) :], None
 
     def page_of(self, index: int) -> int:
         """Local id of page `index` of the sequence. Raises `BoundsError` past its end."""

@@ -37,6 +37,22 @@ def no_room(fmt: PageFormat, pages: int, evictable: int, census: dict[str, int])
     )
 
 
+def not_safe(fmt: PageFormat, pages: int, short: int, evictable: int, census: dict[str, int]) -> CapacityError:
+    """`pages` that are there, but with which somebody who has started could wait for its others in vain, unless `short`
+    more were."""
+    return CapacityError(
+        f"{_amount(fmt, pages)}: with them, requests that have started could wait for each other's pages for ever;"
+        f" {_short(fmt, short)} for now",
+        evictable=evictable,
+        free_pages=census["free"],
+        evictable_pages=evictable,
+        ever_fits=True,
+        **_facts(fmt, pages, short),
+        **census,
+        locked=census["cached"] - evictable,
+    )
+
+
 def _facts(fmt: PageFormat, pages: int, short: int) -> dict[str, int]:
     """In tokens: slots of the pages, so a request's own tokens rounded up."""
     return {

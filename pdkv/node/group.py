@@ -70,7 +70,8 @@ async def lead(
 
 class GroupManager(CacheManager):
     """The leader's manager. Each call that changed something is an entry of the log; one that raised has changed
-    nothing, and is none. Pages are not moved: no entry says so, and ranks would part."""
+    nothing, and is none. Pages are not moved, and a request has all of its own from the start: no entry says otherwise,
+    and ranks would part."""
 
     renumbers = False
 
@@ -79,8 +80,18 @@ class GroupManager(CacheManager):
         self._group = group
 
     def reserve(
-        self, hashes: PageHashes, total_pages: int, *, max_hit_pages: int, drop_pages: int = 0, priority: int = 0
+        self,
+        hashes: PageHashes,
+        total_pages: int,
+        *,
+        max_hit_pages: int,
+        drop_pages: int = 0,
+        priority: int = 0,
+        ahead: int | None = None,
     ) -> Reservation:
+        """As `CacheManager.reserve`; raises `ConfigError` if some are to be taken later."""
+        if ahead is not None:
+            raise ConfigError("reserve", "late", "all, in a group of ranks")
         self._group.require_whole()
         made = super().reserve(
             hashes, total_pages, max_hit_pages=max_hit_pages, drop_pages=drop_pages, priority=priority

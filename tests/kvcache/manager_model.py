@@ -173,11 +173,12 @@ class ManagerMachine(RuleBasedStateMachine):
             return self.refused(verified)
         standing = self.manager.commit(verified)
         for hash, page in zip(hashes, pages, strict=True):
-            if hash in self.cached:
+            if hash in self.cached and not reservation.rest:
                 held.state[page] = PageState.PRIVATE
-            else:
+                continue
+            del held.state[page]
+            if hash not in self.cached:
                 self.cached[hash] = page
-                del held.state[page]
                 self.output.add(hash)
         if first < held.prompt_pages:
             self.output -= set(hashes)

@@ -17,7 +17,16 @@ def test_page_of_counts_from_the_beginning_of_the_prompt() -> None:
     hit, new = (LocalPages.checked(np.array(ids, np.int32), 10) for ids in ([5, 2], [7, 3]))
     both = LocalPages.join([hit, new])
     reservation = Reservation(
-        ReservationId(1), chain_of("abc"), hit, new, both, RadixTree(10).root, committed=2, prompt_pages=3, use=Use()
+        ReservationId(1),
+        chain_of("abc"),
+        hit,
+        new,
+        both,
+        RadixTree(10).root,
+        committed=2,
+        prompt_pages=3,
+        use=Use(),
+        total_pages=4,
     )
     assert [reservation.page_of(i) for i in range(4)] == [5, 2, 7, 3]
     for index in (-1, 4):

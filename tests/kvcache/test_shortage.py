@@ -10,7 +10,7 @@ from pdkv.geometry.page_layout import page_format
 from pdkv.ids import PageHashes
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
-from pdkv.kvcache.shortage import never_fits, no_room
+from pdkv.kvcache.shortage import never_fits, no_room, not_safe
 from pdkv.replay.pool import pool_without_bytes
 
 MILLION = 1_048_576
@@ -40,6 +40,13 @@ def test_one_page_less_never_holds_it() -> None:
         manager.reserve(PageHashes(), PAGES, max_hit_pages=0)
     assert (caught.value.fields["short_pages"], caught.value.fields["ever_fits"]) == ("1", "False")
     assert "the whole pool has 16387 pages: 1 pages" in str(caught.value)
+
+
+def test_pages_that_are_there_but_not_given_say_what_would_have_to_be() -> None:
+    error = not_safe(GLM, 10, 3, 4, {"free": 90, "cached": 6})
+    assert "10 pages wanted" in str(error)
+    assert "could wait for each other's pages for ever; 3 pages" in str(error)
+    assert (error.fields["short_pages"], error.fields["wanted_pages"], error.fields["ever_fits"]) == ("3", "10", "True")
 
 
 @pytest.mark.parametrize("never", [False, True])

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from pdkv.errors import CapacityError, DigestMismatch, IntegrityError
+from pdkv.errors import CapacityError, ConfigError, DigestMismatch, IntegrityError
 from pdkv.geometry.page_layout import Group as Cache
+from pdkv.ids import PageHashes
 from pdkv.kvcache.manager import CacheManager
 from pdkv.node.group import GroupManager
 from pdkv.node.messages import Sampling, Token
@@ -151,8 +152,18 @@ def test_whatever_changes_the_managers_pages_is_logged() -> None:
     looks = {"census", "quarantine_reasons", "hashes", "generations", "digests", "check"}
     of_prefill = {"hand_over", "drop_lease"}
     of_compaction = {"carry_digests"}  # which refuses a group's manager
+    of_late_ones = {"grow"}  # `reserve` refuses them, so nobody lacks any
     calls, logged = (
         {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
         for kind in (CacheManager, GroupManager)
     )
-    assert calls - looks - of_prefill - of_compaction == logged
+    assert calls - looks - of_prefill - of_compaction - of_late_ones == logged
+
+
+def test_a_group_takes_no_request_that_gets_its_pages_later() -> None:
+    async def scenario(scene: Scene) -> None:
+        with pytest.raises(ConfigError, match="reserve"):
+            scene.pair.decode.parts.manager.reserve(PageHashes(), 3, max_hit_pages=0, ahead=1)
+        await scene.rested()
+
+    run(scenario)
