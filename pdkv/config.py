@@ -75,6 +75,8 @@ class ServiceConfig(BaseModel):
     """Most connections that calls of one peer run over at once."""
     connections: Annotated[int, Field(ge=1)] = _GATE.connections
     """Most connections at once, of all peers together."""
+    metrics_bind: Annotated[str, Takes("HOST:PORT", "host:port")] = ""
+    """Where Prometheus finds metrics, over plain HTTP: 0.0.0.0:9400; empty: nowhere."""
     drain_grace_s: Seconds = 30.0
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -88,6 +90,8 @@ class ServiceConfig(BaseModel):
         ):
             if host in ("0.0.0.0", "[::]", "::", "*"):
                 raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
+        if self.metrics_bind and not re.fullmatch(r".+:\d{1,5}", self.metrics_bind):
+            raise ValueError("metrics_bind: host:port, such as 0.0.0.0:9400")
         for field, patterns in (("allow_names", self.allow_names), ("allow_admin", self.allow_admin)):
             if patterns and self.insecure:
                 raise ValueError(f"{field}: only under mutual TLS; in plain text nobody has a name")

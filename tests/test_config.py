@@ -108,6 +108,7 @@ def test_every_field_says_what_it_is(cls: type[ServiceConfig]) -> None:
         (PrefillConfig, {"pool_pages": 1}, "pool_pages", "a whole number, at least 2"),
         (PrefillConfig, {"pool_pages": 9, "pool_bytes": 9}, "pool_pages", "not both"),
         (PrefillConfig, {"synthetic_token_us": 5}, "synthetic_token_us", 'only when engine is "synthetic"'),
+        (PrefillConfig, {"metrics_bind": "9400"}, "metrics_bind", "host:port"),
         (PrefillConfig, {"memory": "file"}, "memory_path", "only then"),
         (PrefillConfig, {"memory_path": "a"}, "memory_path", "only then"),
         (DecodeConfig, {"fault_plan": "kill@decode.reading:nth=1"}, "fault_plan", "only with allow_fault_injection"),

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
+    from pdkv.cli.export import exporting_node
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.metrics.served import MeteredPrefillNode
     from pdkv.node.control import Control
-    from pdkv.node.prefill import PrefillNode, PrefillSettings
+    from pdkv.node.prefill import PrefillSettings
     from pdkv.rpc.server import GrpcServer, Services
 
     async def serve() -> None:
@@ -35,16 +37,16 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.pull_back_s if config.pull_back else None,
                 _keeping(config),
             )
-            node = PrefillNode(parts, settings)
+            node = MeteredPrefillNode(parts, settings)
             control = Control(parts.readiness, node.drain, node.compact)
-            services = Services(prefill=node, admin=control)
+            services = Services(prefill=node, admin=control, visit=parts.intro)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             # Were leases never ended, pages would never be: the node doesn't outlive its watch.
             beside = (node.watch_leases, node.keeper.run)
             served = Served(
                 config, server, "prefill", str(parts.name), node.drain, parts.readiness, control.told, beside
             )
-            with publishing(config, parts.manager):
+            with publishing(config, parts.manager), exporting_node(config, node):
                 await run_until_told(served, options)
         finally:
             parts.close()
@@ -54,11 +56,14 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
 
 def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.assemble import build_parts
+    from pdkv.cli.export import exporting_node
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.kvcache.eviction import eviction_order
+    from pdkv.metrics.served import MeteredDecodeNode
+    from pdkv.metrics.timeline import Timeline
     from pdkv.node.control import Control
-    from pdkv.node.decode import DecodeNode, DecodeSettings
+    from pdkv.node.decode import DecodeSettings
     from pdkv.node.fault_plan import FaultPlan
     from pdkv.node.group import lead
     from pdkv.node.messages import FailurePolicy
@@ -67,7 +72,8 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.rpc.server import GrpcServer, Services
 
     async def serve() -> None:
-        parts = build_parts(config)
+        timeline = Timeline()
+        parts = timeline.watching(build_parts(config))
         directory = GrpcDirectory(config.security())
         group = None
         try:
@@ -90,15 +96,16 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 pull_back=config.pull_back,
                 keeper=_keeping(config),
             )
-            node = DecodeNode(parts, FaultPlan.parse(config.fault_plan).directory(directory), settings)
+            node = MeteredDecodeNode(parts, FaultPlan.parse(config.fault_plan).directory(directory), settings)
+            node.timeline = timeline
             control = Control(parts.readiness, node.drain, node.compact)
-            services = Services(decode=node, admin=control)
+            services = Services(decode=node, admin=control, visit=parts.intro)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (node.keeper.run, node.links.redial.run)
             served = Served(
                 config, server, "decode", str(parts.name), node.drain, parts.readiness, control.told, beside
             )
-            with publishing(config, parts.manager):
+            with publishing(config, parts.manager), exporting_node(config, node):
                 await run_until_told(served, options)
         finally:
             if group is not None:
@@ -110,12 +117,13 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
 
 
 def run_router(config: RouterConfig, options: ServeOptions) -> None:
+    from pdkv.cli.export import exporting_router
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.metrics.served import MeteredRouter
     from pdkv.node.control import Control
     from pdkv.node.messages import FailurePolicy
     from pdkv.node.readiness import Readiness
     from pdkv.router.registry import Registry
-    from pdkv.router.service import Router
     from pdkv.router.watch import Watch
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
@@ -126,13 +134,14 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             registry = Registry(config.prefill_addresses, config.decode_addresses)
             policy = FailurePolicy(config.on_failure) if config.on_failure else None
             readiness = Readiness()
-            router, watch = Router(registry, directory, policy), Watch(registry, directory, readiness)
+            router, watch = MeteredRouter(registry, directory, policy), Watch(registry, directory, readiness)
             control = Control(readiness, router.drain)
             services = Services(router=router, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (watch.run,)
             served = Served(config, server, "router", config.node_id, router.drain, readiness, control.told, beside)
-            await run_until_told(served, options)
+            with exporting_router(config, router, readiness):
+                await run_until_told(served, options)
         finally:
             await directory.close()
 

@@ -81,11 +81,13 @@ class World:
         chunk = {"chunk_tokens": CHUNK} if role == "prefill" else {}
         return await self._fleet.start(role, name, {**COMMON, **chunk, **flags})
 
-    async def start_router(self, name: str, prefill: NodeProcess | str, decode: NodeProcess | str) -> NodeProcess:
+    async def start_router(
+        self, name: str, prefill: NodeProcess | str, decode: NodeProcess | str, **flags: str
+    ) -> NodeProcess:
         """Over one node each, or over addresses with commas."""
         known = {"prefill_addresses": prefill, "decode_addresses": decode}
         addresses = {flag: of if isinstance(of, str) else of.address for flag, of in known.items()}
-        router = await self._fleet.start("router", name, {**addresses, "insecure": True})
+        router = await self._fleet.start("router", name, {**addresses, "insecure": True, **flags})
         self._routers.add(router.address)
         return router
 

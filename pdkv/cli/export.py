@@ -1,0 +1,48 @@
+"""Gives a serving process its metrics, and the port where they are asked for, if one was configured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client.core import Metric
+
+from pdkv.config import NodeConfig, RouterConfig, ServiceConfig
+from pdkv.metrics.names import Metrics
+from pdkv.metrics.scrape import exported, node_families, router_families
+from pdkv.metrics.served import MeteredDecodeNode, MeteredPrefillNode, MeteredRouter
+from pdkv.node.readiness import Readiness
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def exporting_node(config: NodeConfig, node: MeteredPrefillNode | MeteredDecodeNode) -> Iterator[None]:
+    """Raises `ConfigError` for an address that can't be had."""
+    manager = node.parts.manager
+
+    def families() -> Iterable[Metric]:
+        tree = manager.tree
+        return node_families(node.status(), evictable=tree.evictable, locked=tree.locked, evicted=manager.evicted_pages)
+
+    node.metrics = Metrics()
+    with _exporting(config, node.metrics, families):
+        yield
+
+
+@contextmanager
+def exporting_router(config: RouterConfig, router: MeteredRouter, readiness: Readiness) -> Iterator[None]:
+    router.metrics = Metrics()
+    with _exporting(config, router.metrics, lambda: router_families(router.status(), readiness.unready)):
+        yield
+
+
+@contextmanager
+def _exporting(config: ServiceConfig, metrics: Metrics, families: Callable[[], Iterable[Metric]]) -> Iterator[None]:
+    if not config.metrics_bind:
+        yield
+        return
+    with exported(metrics, families, config.metrics_bind) as port:
+        log.info("metrics at port %d", port)
+        yield

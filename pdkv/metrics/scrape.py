@@ -1,0 +1,130 @@
+"""What is asked of a node or a router when somebody scrapes, and where they ask.
+
+Guarantees: the status is taken in the node's own loop; a process whose loop doesn't answer within `ASK_S` shows what
+was counted so far, and no gauges; the port is open only as long as the body runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+
+from prometheus_client import start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+from pdkv.errors import ConfigError
+from pdkv.metrics import names
+from pdkv.metrics.names import Metrics
+from pdkv.node.messages import NodeStatus, RouterStatus
+from pdkv.router.registry import UP
+
+log = logging.getLogger(__name__)
+ASK_S = 2.0
+Value = tuple[tuple[str, ...], float]
+
+
+class StatusCollector:
+    """Asks `status` in `loop`; for a registry, which calls it from another thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, families: Callable[[], Iterable[Metric]], ask_s: float = ASK_S
+    ) -> None:
+        self._loop = loop
+        self._families = families
+        self._ask_s = ask_s
+
+    def collect(self) -> Iterator[Metric]:
+        async def ask() -> list[Metric]:
+            return list(self._families())
+
+        asked = ask()
+        try:
+            future = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        except RuntimeError:  # the loop has ended
+            asked.close()
+            return
+        try:
+            yield from future.result(self._ask_s)
+        except (TimeoutError, CancelledError):
+            future.cancel()
+            log.warning("the node did not say how it is within %.3g s", self._ask_s)
+
+
+def node_families(status: NodeStatus, *, evictable: int, locked: int, evicted: int) -> Iterator[Metric]:
+    """Of a prefill or a decode node."""
+    pages = {name: count for name, count in status.pages.items() if name != "total"}
+    yield _gauge(names.NODE_PAGES, [((name,), count) for name, count in pages.items()])
+    yield _gauge(names.CACHED_PAGES, [(("evictable",), evictable), (("locked",), locked)])
+    yield _gauge(names.REQUESTS_RUNNING, [((), status.requests)])
+    yield _gauge(names.QUEUED, [((), status.queued)])
+    yield _gauge(names.LEASES, [((), status.leases)])
+    states = Tally(peer.state for peer in status.peers.values())
+    yield _gauge(names.PEERS, [((state,), states[state]) for state in ("CONNECTING", "READY", "SUSPECT", "LOST")])
+    yield _gauge(names.UNSETTLED, [((), len(status.unsettled))])
+    yield _gauge(names.QUARANTINES, [((), len(status.quarantine))])
+    yield _gauge(names.READY, [((), not status.unready)])
+    yield _gauge(names.DRAINING, [((), status.draining)])
+    yield _gauge(
+        names.WORKSPACE, [((n.removesuffix("_bytes"),), v) for n, v in status.workspace.items() if "bytes" in n]
+    )
+    yield _counter(names.FENCES, status.fences)
+    yield _counter(names.PREEMPTIONS, status.preemptions)
+    yield _counter(names.EVICTED, evicted)
+    facts = {
+        "name": str(status.name),
+        "role": status.role,
+        "content": status.contract.content_fingerprint.hex()[:12],
+        "backend": status.backend,
+    }
+    name, words, _ = names.INFO
+    yield InfoMetricFamily(name, words, facts)
+
+
+def router_families(status: RouterStatus, unready: str) -> Iterator[Metric]:
+    known = {"prefill": status.prefill, "decode": status.decode}
+    rows = [
+        ((role, state), float(sum((said == UP) == (state == "up") for said in nodes.values())))
+        for role, nodes in known.items()
+        for state in ("up", "down")
+    ]
+    yield _gauge(names.NODES, rows)
+    yield _gauge(names.APART, [((), len(status.apart))])
+    yield _gauge(names.REQUESTS_RUNNING, [((), status.requests)])
+    yield _gauge(names.READY, [((), not unready)])
+
+
+@contextmanager
+def exported(metrics: Metrics, families: Callable[[], Iterable[Metric]], bind: str) -> Iterator[int]:
+    """Serve them over HTTP at `bind`, host:port; yields the port. To be entered in the loop that `families` is for.
+
+    Raises `ConfigError` if the address can't be had.
+    """
+    host, _, port = bind.rpartition(":")
+    metrics.registry.register(StatusCollector(asyncio.get_running_loop(), families))
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), metrics.registry)
+    except OSError as error:
+        raise ConfigError("metrics_bind", bind, f"a free address of this machine ({error})") from error
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _gauge(metric: tuple[str, str, str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    name, words, labels = metric
+    family = GaugeMetricFamily(name, words, labels=labels.split())
+    for label_values, value in values:
+        family.add_metric(label_values, float(value))
+    return family
+
+
+def _counter(metric: tuple[str, str, str], value: float) -> Metric:
+    name, words, _ = metric
+    return CounterMetricFamily(name, words, value=value)
