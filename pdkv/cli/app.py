@@ -17,6 +17,7 @@ from pdkv.cli.admin import compact, drain
 from pdkv.cli.bench.control import control
 from pdkv.cli.bench.transfer import transfer
 from pdkv.cli.demo import demo
+from pdkv.cli.doctor import doctor
 from pdkv.cli.generate import generate
 from pdkv.cli.health import health
 from pdkv.cli.help import Command, Group
@@ -65,6 +66,7 @@ app.command("rank", cls=Command)(rank)
 app.command("router", cls=Command)(router)
 app.command("generate", cls=Command)(generate)
 app.command("status", cls=Command)(status)
+app.command("doctor", cls=Command)(doctor)
 app.command("health", cls=Command)(health)
 app.command("drain", cls=Command)(drain)
 app.command("compact", cls=Command)(compact)

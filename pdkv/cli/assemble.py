@@ -16,7 +16,7 @@ import torch
 
 from pdkv import __version__
 from pdkv.adapters.reference.engine import ENGINE_NAME, ReferenceEngine
-from pdkv.adapters.reference.model import LoadedModel, load_model
+from pdkv.adapters.reference.model import DescribedModel, LoadedModel, describe_model, load_model
 from pdkv.adapters.reference.mtp import MtpDrafter
 from pdkv.adapters.synthetic import engine as synthetic
 from pdkv.config import DecodeConfig, NodeConfig
@@ -37,6 +37,7 @@ from pdkv.node.flow import Worker
 from pdkv.node.oracle import Oracle
 from pdkv.node.ports import Drafter
 from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.backends.ucx_settings import allow
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
 
@@ -78,8 +79,22 @@ def parts_of(config: NodeConfig, model: Model, fmt: PageFormat) -> NodeParts:
 
 def model_of(config: NodeConfig) -> LoadedModel:
     """With its draft layer if that is what drafts."""
+    return load_model(config.model, **_model_settings(config))
+
+
+def described_contract(config: NodeConfig) -> Contract:
+    """The contract that a node of this configuration would have, without loading its model. Raises `ConfigError`."""
+    model: Model | DescribedModel
+    if config.engine == synthetic.ENGINE_NAME:
+        model = _synthetic_of(config)
+    else:
+        model = describe_model(config.model, **_model_settings(config))
+    return contract_of(config, model, page_format(model.shape, main_row=config.main_row))
+
+
+def _model_settings(config: NodeConfig) -> dict[str, Any]:
     layers = int(config.speculation == "mtp")
-    return load_model(config.model, seed=config.seed, indexer_types=config.indexer_types, draft_layers=layers)
+    return {"seed": config.seed, "indexer_types": config.indexer_types, "draft_layers": layers}
 
 
 def _synthetic_of(config: NodeConfig) -> synthetic.SyntheticModel:
@@ -103,7 +118,7 @@ def drafter_of(config: NodeConfig, contract: Contract, model: Model, engine: Any
     return None
 
 
-def contract_of(config: NodeConfig, model: Model, fmt: PageFormat) -> Contract:
+def contract_of(config: NodeConfig, model: Model | DescribedModel, fmt: PageFormat) -> Contract:
     """A node that doesn't check digests still reads from one that makes them; one that makes none is found out."""
     unchecked = config.digest == "none"
     facts = ContractFacts(
@@ -114,7 +129,7 @@ def contract_of(config: NodeConfig, model: Model, fmt: PageFormat) -> Contract:
         version=__version__,
         host=platform.node(),
         gpu=torch.cuda.get_device_name() if config.device.startswith("cuda") else "",
-        engine=ENGINE_NAME if isinstance(model, LoadedModel) else synthetic.ENGINE_NAME,
+        engine=synthetic.ENGINE_NAME if isinstance(model, synthetic.SyntheticModel) else ENGINE_NAME,
     )
     return build_contract(model.shape, fmt, identity=facts)
 
@@ -138,9 +153,7 @@ def _draft_facts(config: NodeConfig) -> dict[str, Any]:
 
 def _place(config: NodeConfig) -> Affinity:
     """UCX reads its settings from the environment when the agent is made; what the operator set there wins."""
-    for variable, value in (("UCX_TLS", config.ucx_tls), ("UCX_NET_DEVICES", config.net_devices)):
-        if value:
-            os.environ.setdefault(variable, value)
+    allow(tls=config.ucx_tls, net_devices=config.net_devices)
     place = affinity(config.numa_node, devices(), numa_nodes(), os.environ.get("UCX_NET_DEVICES", ""))
     log.info("NUMA: %s (%s)", "not bound" if place.node is None else f"node {place.node}", place.why)
     return place

@@ -48,9 +48,7 @@ def config_command(cls: type[C], run: Callable[[C, ServeOptions], None], *, doc:
         require_servable(config)
         run(config, options)
 
-    panels = [OWN_PANEL, *reversed(PANELS)]
-    names = sorted(cls.model_fields, key=lambda name: panels.index(_panel(name)))
-    parameters = [_field_parameter(name, cls) for name in names]
+    parameters = field_parameters(cls)
     yaml = _option("YAML file with these settings; a flag or variable wins over it.", "PATH", RUN_PANEL)
     says = _option("Say where it serves as one JSON line on stdout, once it does.", "", RUN_PANEL, "--json")
     ends = _option("End when this process ends, which started it.", "PID", RUN_PANEL)
@@ -77,6 +75,13 @@ def require_servable(config: ServiceConfig) -> None:
         from pdkv.machine.devices import devices
 
         require_rdma(needs_of(config), devices())
+
+
+def field_parameters(*classes: type[ServiceConfig]) -> list[inspect.Parameter]:
+    """A flag for each field of these classes, those of one class alone first. None: not given."""
+    owners = {name: cls for cls in reversed(classes) for name in cls.model_fields}
+    panels = [OWN_PANEL, *reversed(PANELS)]
+    return [_field_parameter(name, owners[name]) for name in sorted(owners, key=lambda n: panels.index(_panel(n)))]
 
 
 def _field_parameter(name: str, cls: type[ServiceConfig]) -> inspect.Parameter:

@@ -11,7 +11,7 @@ import pytest
 
 from pdkv.adapters.reference.model import load_model
 from pdkv.adapters.reference.mtp import MtpDrafter
-from pdkv.cli.assemble import build_parts, contract_of
+from pdkv.cli.assemble import build_parts, contract_of, described_contract
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
 from pdkv.contract import Contract, diff, require_compatible
 from pdkv.errors import ConfigError, ContractMismatch, InjectedFault
@@ -95,6 +95,22 @@ def test_an_engine_that_built_other_layers_than_asked_for_is_believed(monkeypatc
     with parts_of() as parts:
         assert parts.contract.indexer_types == OTHER_LIST
         assert index_layers(parts) == [0, 1, 5, 7]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"seed": 3, "indexer_types": OTHER_LIST, "digest": "none"},
+        {"speculation": "mtp", "draft_tokens": 2},
+        {"engine": "synthetic"},
+    ],
+)
+def test_a_contract_can_be_had_without_the_model(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with parts_of(**settings) as parts:
+        made = parts.contract
+    monkeypatch.setattr("pdkv.cli.assemble.load_model", lambda *_, **__: pytest.fail("nothing is to be loaded"))
+    assert described_contract(DecodeConfig(**settings)) == made
 
 
 @pytest.mark.parametrize("name", ORDERS)

@@ -61,6 +61,14 @@ class LoadedModel:
         return int(self.module.config.max_position_embeddings)
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """A model that isn't loaded."""
+
+    shape: ModelShape
+    weights_id: str
+
+
 def load_model(
     source: str | Path,
     *,
@@ -78,6 +86,39 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, ", ".join(DTYPES))
+    config, shape = _checked(source, indexer_types, draft_layers)
+    settings = _settings(config, shape)
+    draft: Any = None
+    if str(source) in PRESETS:
+        module = _seeded(settings, seed, DTYPES[dtype])
+        if draft_layers:
+            longer = {**config, "num_hidden_layers": shape.num_layers + 1}
+            longer["mlp_layer_types"] = [*settings.mlp_layer_types, "sparse"]
+            longer_shape = replace(shape, indexer_types=(*shape.indexer_types, FULL))
+            draft = _seeded_draft(_settings(longer, longer_shape), seed, DTYPES[dtype])
+    else:
+        module = _from_checkpoint(Path(source), settings, DTYPES[dtype])
+    module.eval().requires_grad_(False)
+    built = replace(shape, indexer_types=_built_indexer_types(module), draft_layers=int(draft is not None))
+    return LoadedModel(module, built, f"{_weights_id(source, config, seed, built.draft_layers)}/{dtype}", draft)
+
+
+def describe_model(
+    source: str | Path,
+    *,
+    seed: int = 0,
+    indexer_types: tuple[str, ...] | None = None,
+    dtype: str = "float32",
+    draft_layers: int = 0,
+) -> DescribedModel:
+    """What `load_model` would say of itself, without a weight made or loaded: layers are what the config asks for."""
+    config, shape = _checked(source, indexer_types, draft_layers)
+    return DescribedModel(shape, f"{_weights_id(source, config, seed, draft_layers)}/{dtype}")
+
+
+def _checked(
+    source: str | Path, indexer_types: tuple[str, ...] | None, draft_layers: int
+) -> tuple[dict[str, Any], ModelShape]:
     config = load_config(source)
     if indexer_types is not None:
         config["indexer_types"] = list(indexer_types)
@@ -86,24 +127,14 @@ def load_model(
         raise ConfigError("architectures", shape.architecture, ARCHITECTURE)
     if draft_layers not in (0, 1) or (draft_layers and str(source) not in PRESETS):
         raise ConfigError("draft_layers", draft_layers, "0, or 1 with a preset: none is read from a checkpoint")
-    settings = _settings(config, shape)
-    draft: Any = None
-    if str(source) in PRESETS:
-        module = _seeded(settings, seed, DTYPES[dtype])
-        facts = {"config": config, "seed": seed, "init": INIT_VERSION}
-        if draft_layers:
-            longer = {**config, "num_hidden_layers": shape.num_layers + 1}
-            longer["mlp_layer_types"] = [*settings.mlp_layer_types, "sparse"]
-            longer_shape = replace(shape, indexer_types=(*shape.indexer_types, FULL))
-            draft = _seeded_draft(_settings(longer, longer_shape), seed, DTYPES[dtype])
-            facts["draft_init"] = DRAFT_INIT_VERSION
-        weights_id = _digest(facts)
-    else:
-        module = _from_checkpoint(Path(source), settings, DTYPES[dtype])
-        weights_id = _checkpoint_id(Path(source), config)
-    module.eval().requires_grad_(False)
-    built = replace(shape, indexer_types=_built_indexer_types(module), draft_layers=int(draft is not None))
-    return LoadedModel(module, built, f"{weights_id}/{dtype}", draft)
+    return config, shape
+
+
+def _weights_id(source: str | Path, config: Mapping[str, Any], seed: int, draft_layers: int) -> str:
+    if str(source) not in PRESETS:
+        return _checkpoint_id(Path(source), config)
+    facts = {"config": config, "seed": seed, "init": INIT_VERSION}
+    return _digest(facts | ({"draft_init": DRAFT_INIT_VERSION} if draft_layers else {}))
 
 
 class DraftHead(torch.nn.Module):

@@ -7,7 +7,7 @@ a connection must agree on is chosen alike on every machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,6 +69,14 @@ def shown(settings: tuple[Setting, ...]) -> str:
         f"{setting.name.removeprefix(PREFIX)}={setting.value}" + (" (yours)" if setting.source == "operator" else "")
         for setting in settings
     )
+
+
+def allow(*, tls: str, net_devices: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Transports and network devices from a node's configuration, as if the operator had set them there; those in the
+    environment stay. Empty: all."""
+    for name, value in (("UCX_TLS", tls), ("UCX_NET_DEVICES", net_devices)):
+        if value:
+            environ.setdefault(name, value)
 
 
 def tcp_segments(environ: Mapping[str, str] = os.environ) -> str:

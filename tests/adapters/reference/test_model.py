@@ -7,7 +7,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file, save_file
 
-from pdkv.adapters.reference.model import LoadedModel, load_model, seeded_weight
+from pdkv.adapters.reference.model import LoadedModel, describe_model, load_model, seeded_weight
 from pdkv.errors import ConfigError
 from pdkv.geometry.model_config import FULL, SHARED
 
@@ -52,6 +52,16 @@ def test_a_draft_layer_in_bfloat16_keeps_its_router_exact() -> None:
     head = load_model("tiny", draft_layers=1, dtype="bfloat16").draft
     assert head.layer.mlp.gate.weight.dtype is torch.float32
     assert {head.eh_proj.weight.dtype, head.layer.self_attn.kv_b_proj.weight.dtype} == {torch.bfloat16}
+
+
+def test_a_model_is_described_without_being_loaded(tiny: LoadedModel, tmp_path: Path) -> None:
+    described = describe_model("tiny")
+    assert (described.shape, described.weights_id) == (tiny.shape, tiny.weights_id)
+    tiny.module.save_pretrained(tmp_path)
+    loaded, described = load_model(tmp_path, dtype="bfloat16"), describe_model(tmp_path, dtype="bfloat16")
+    assert (described.shape, described.weights_id) == (loaded.shape, loaded.weights_id)
+    with pytest.raises(ConfigError, match="draft_layers"):
+        describe_model(tmp_path, draft_layers=1)
 
 
 def test_draft_layers_that_it_cannot_have_are_refused(tiny: LoadedModel, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pdkv.machine.devices import Devices, devices
-from pdkv.transfer.backends.ucx_settings import missing, shown, tcp_segments, tuning
+from pdkv.transfer.backends.ucx_settings import allow, missing, shown, tcp_segments, tuning
 from tests.machine.trees import gpu, plant
 
 SEGMENTS = ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE")
@@ -29,6 +29,15 @@ def test_what_the_operator_has_set_stays_and_is_told() -> None:
     line = shown(tuple(settings.values()))
     assert "TCP_SNDBUF=4m (yours)" in line
     assert "TCP_KEEPCNT=3 " in line
+
+
+def test_a_nodes_own_settings_count_as_the_operators_and_yield_to_the_environment() -> None:
+    environ = {"UCX_NET_DEVICES": "mlx5_0:1"}
+    allow(tls="tcp,self", net_devices="eth0", environ=environ)
+    assert environ == {"UCX_NET_DEVICES": "mlx5_0:1", "UCX_TLS": "tcp,self"}
+    untouched: dict[str, str] = {}
+    allow(tls="", net_devices="", environ=untouched)
+    assert untouched == {}
 
 
 def test_an_empty_value_of_the_operators_is_his_too() -> None:
