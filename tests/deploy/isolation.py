@@ -19,7 +19,7 @@ RESTRICTED_VOLUMES = {
     "projected",
     "secret",
 }
-GRPC, UCX, UCX_LAST = 7000, 20000, 20999
+GRPC, METRICS, UCX, UCX_LAST = 7000, 9400, 20000, 20999
 
 
 def unrestricted(workload: Workload) -> Iterator[str]:
@@ -153,14 +153,25 @@ def network(cluster: Cluster) -> Iterator[str]:
     pods = {w.name: End(w.name, w.labels, home, w.ports) for w in cluster.workloads}
     dns = End("dns", {"k8s-app": "kube-dns"}, "kube-system")
     client = End("client", {"pdkv-client": "true"})
-    ends = [*pods.values(), dns, client, End("neighbour", {}, home), End("stranger"), End("internet", {}, "internet")]
+    prometheus = End("prometheus", {"app.kubernetes.io/name": "prometheus"}, "monitoring")
+    ends = [
+        *pods.values(),
+        dns,
+        client,
+        prometheus,
+        End("neighbour", {}, home),
+        End("stranger"),
+        End("internet", {}, "internet"),
+    ]
     wanted = {("client", "router", GRPC), ("router", "router", GRPC), ("decode", "prefill", GRPC)}
     wanted |= {("router", "prefill", GRPC), ("router", "decode", GRPC)}
+    if any(cluster.all("PodMonitor")):
+        wanted |= {("prometheus", name, METRICS) for name in pods}
     for port in (UCX, UCX_LAST):
         wanted |= {("decode", "prefill", port), ("prefill", "decode", port)}
     for caller in ends:
         for called in ends:
-            for port in (GRPC, UCX, UCX_LAST, UCX_LAST + 1, 443):
+            for port in (GRPC, METRICS, UCX, UCX_LAST, UCX_LAST + 1, 443):
                 ours = caller.name in pods or called.name in pods
                 if ours and reaches(cluster, caller, called, port) is not ((caller.name, called.name, port) in wanted):
                     yield f"{caller.name} to {called.name}:{port}"

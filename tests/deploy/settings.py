@@ -52,8 +52,9 @@ def addresses(cluster: Cluster) -> Iterator[str]:
         host, _, port = config.advertise.rpartition(":")
         if not any(host == name and int(port) in ports for name, ports in _dialled(cluster, workload, pod)):
             yield f"{pod}: nothing in DNS leads from {config.advertise} to it"
-        if int(config.bind.rpartition(":")[2]) != workload.ports["grpc"]:
-            yield f"{pod}: binds {config.bind}, its port is {workload.ports['grpc']}"
+        for bound, port in ((config.bind, "grpc"), (config.metrics_bind, "metrics")):
+            if bound != f"0.0.0.0:{workload.ports[port]}":
+                yield f"{pod}: binds {bound}, its port {port} is {workload.ports[port]}"
         said.setdefault(type(config), set()).add(config.advertise)
     for _, pod, config in cluster.configs():
         for dialled, role in (("prefill_addresses", PrefillConfig), ("decode_addresses", DecodeConfig)):
@@ -138,7 +139,7 @@ def resources(cluster: Cluster) -> Iterator[str]:
         anonymous, huge = ROUTER_BYTES, 0
         if isinstance(config, NodeConfig):
             anonymous = PROCESS_BYTES
-            if _on_huge_pages(config, workload):
+            if config.memory == "hugetlb":
                 huge = -(-pool_bytes(config) // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE
             elif config.device == "cpu":
                 anonymous += pool_bytes(config)
@@ -152,13 +153,6 @@ def resources(cluster: Cluster) -> Iterator[str]:
 def pool_bytes(config: NodeConfig) -> int:
     fmt = page_format(model_shape(load_config(config.model)), main_row=config.main_row)
     return config.total_pages(fmt.page_bytes) * fmt.page_bytes
-
-
-def _on_huge_pages(config: NodeConfig, workload: Workload) -> bool:
-    if not config.memory_path:
-        return False
-    volume, _ = workload.volume_at(config.memory_path)
-    return str(volume.get("emptyDir", {}).get("medium", "")) == "HugePages-2Mi"
 
 
 def certificates(cluster: Cluster) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from cloudcoil.models.cert_manager import v1 as cert_manager
+from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 
 from pdkv.rpc.health import LIVE, READY, state_of
 from pdkv.rpc.security import PlainText
@@ -23,6 +24,8 @@ from tests.rpc.tls import served
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 CHECKS = [*references.ALL, *settings.ALL, *isolation.ALL]
+OTHERS = {"cert-manager.io": cert_manager, "monitoring.coreos.com": prometheus_operator}
+"""Kinds that Kubernetes itself doesn't know, by their group."""
 Check = Callable[[Cluster], Iterator[str]]
 
 
@@ -39,8 +42,8 @@ def built(overlay: str) -> Cluster:
 def invalid(found: Object, version: str) -> str:
     """Why Kubernetes, or whoever defines that kind, would refuse the object or drop a field; empty: it takes it."""
     group = found["apiVersion"].partition("/")[0]
-    if group == "cert-manager.io":
-        return _other_than(found, getattr(cert_manager, found["kind"]))
+    if group in OTHERS:
+        return _other_than(found, getattr(OTHERS[group], found["kind"]))
     try:
         kubernetes_validate.validate(found, version, strict=True)
     except kubernetes_validate.ValidationError as error:
