@@ -186,4 +186,7 @@ def _transfer(
         cpus=cpus,
     )
     factory = faults.backends(backend_factory(config.backend))
-    return TransferEngine(factory, name, pool.map(), settings=settings)
+    engine = TransferEngine(factory, name, pool.map(), settings=settings)
+    facts = pool.memory.facts() | {"registered": str(engine.status().registration)}
+    log.info("pool: %s", "; ".join(f"{what}: {words}" for what, words in facts.items()))
+    return engine

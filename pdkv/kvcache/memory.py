@@ -18,6 +18,7 @@ import errno
 import mmap
 import os
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -54,6 +55,8 @@ class PoolMemory:
         self.huge_pages = huge
         """What became of huge pages, in words: the request's answer and the system's setting."""
         device = next((b.device for b in buffers), torch.device("cpu"))
+        self._commit_s: float | None = None
+        self._node: int | None = None
         self.memory: Memory = "DRAM" if device.type == "cpu" else "VRAM"
         self.device_index = device.index or 0
         self._sizes = tuple(b.numel() for b in buffers)
@@ -95,6 +98,7 @@ class PoolMemory:
         for address, length in self._spans():
             start = address - address % _SMALL_PAGE_BYTES
             prefer_node(start, -(-(address + length - start) // _SMALL_PAGE_BYTES) * _SMALL_PAGE_BYTES, node)
+        self._node = node
 
     def node_bytes(self) -> dict[int, int]:
         """Bytes of the pool on each NUMA node *now*, from /proc/self/numa_maps: of whole mappings that begin in it."""
@@ -112,6 +116,7 @@ class PoolMemory:
         """
         if self.memory == "VRAM" or self.kind == "file":
             return
+        began = time.monotonic()
         parts = [
             (at, min(_COMMIT_BYTES, address + length - at))
             for address, length in self._spans()
@@ -123,6 +128,19 @@ class PoolMemory:
             for buffer in self.buffers:
                 view = buffer.numpy()[::_SMALL_PAGE_BYTES]
                 view |= 0
+        self._commit_s = time.monotonic() - began
+
+    def facts(self) -> dict[str, str]:
+        """What became of it, in words: kind, huge pages, numa, committed. Looks at nothing, so it costs nothing."""
+        size = f"{sum(self._sizes):,} B"
+        if self.memory == "VRAM":
+            return {"kind": f"{size}, {self.kind}, device {self.device_index}"}
+        return {
+            "kind": f"{size}, {self.kind}",
+            "huge pages": self.huge_pages,
+            "numa": "not bound" if self._node is None else f"node {self._node}",
+            "committed": "when it is touched" if self._commit_s is None else f"in {self._commit_s:.3g} s",
+        }
 
     def _spans(self) -> list[tuple[int, int]]:
         """(address, bytes) of the buffers that have any."""

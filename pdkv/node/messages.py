@@ -343,6 +343,8 @@ class NodeStatus:
     """Of a prefill node: pages that it read from decode nodes instead of computing them, since the start."""
     pull_back_failures: dict[str, int] = field(default_factory=dict)
     """Kind of error to how often one made it compute such pages after all."""
+    memory: dict[str, str] = field(default_factory=dict)
+    """What became of the pool's memory, in words: kind, huge pages, numa, committed, registered."""
 
 
 @dataclass(frozen=True, slots=True)

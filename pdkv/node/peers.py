@@ -312,4 +312,5 @@ class PeerBook:
             },
             fences=reads.rotations,
             fence_error=reads.fence_error,
+            memory=parts.pool.memory.facts() | {"registered": str(reads.registration)},
         )

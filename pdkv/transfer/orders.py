@@ -137,6 +137,10 @@ class Registration:
     bytes: int = 0
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        regions = "1 region" if self.regions == 1 else f"{self.regions} regions"
+        return f"{self.bytes:,} B as {regions} in {self.seconds * 1e3:.3g} ms"
+
 
 @dataclass(frozen=True, slots=True)
 class TransferStatus:

@@ -228,3 +228,23 @@ def test_a_file_is_bound_to_nothing(tmp_path: Path) -> None:
     memory = make("file", tmp_path)
     memory.bind(900)
     assert preferred_node(memory.addresses[0]) is None
+
+
+def test_what_became_of_the_memory_is_told_in_words(tmp_path: Path) -> None:
+    memory, node = allocate(SIZES), max(resources.numa_nodes())
+    assert memory.facts() == {
+        "kind": f"{sum(SIZES):,} B, anonymous",
+        "huge pages": memory.huge_pages,
+        "numa": "not bound",
+        "committed": "when it is touched",
+    }
+    memory.bind(node)
+    memory.commit()
+    assert memory.facts()["numa"] == f"node {node}"
+    assert memory.facts()["committed"].startswith("in 0")
+    with pytest.raises(ConfigError):
+        memory.bind(900)
+    assert memory.facts()["numa"] == f"node {node}"
+    file = make("file", tmp_path)
+    file.commit()
+    assert file.facts()["committed"] == "when it is touched"

@@ -261,3 +261,14 @@ def test_an_introduction_that_nothing_stands_behind_pushes_nobody_out() -> None:
         town.net.settle(first.name)
 
     live(scenario, probe_s=0.3)
+
+
+def test_the_status_says_what_became_of_the_pools_memory() -> None:
+    async def body(town: Town) -> None:
+        memory = town.book.status("prefill", leases=0, requests=0).memory
+        pool = town.here.pool
+        assert memory["kind"] == f"{sum(pool.memory.buffer_bytes):,} B, {pool.memory.kind}"
+        assert memory["registered"] == str(town.here.transfer.status().registration)
+        assert memory["registered"].startswith(f"{sum(pool.memory.buffer_bytes):,} B as 1 region in ")
+
+    live(body)

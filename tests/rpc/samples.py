@@ -73,6 +73,7 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         fence_error="no room",
         pulled_back_pages=7,
         pull_back_failures={"StalePages": 1},
+        memory={"huge pages": "granted on touch"},
     )
 
 

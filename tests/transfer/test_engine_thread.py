@@ -36,3 +36,4 @@ def test_status_says_what_registering_the_pool_took() -> None:
     engine.close()
     assert (registration.regions, registration.bytes) == (1, pool.regions[0].length)
     assert 0 < registration.seconds < 1
+    assert str(registration).startswith(f"{registration.bytes:,} B as 1 region in ")

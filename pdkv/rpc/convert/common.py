@@ -123,6 +123,7 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         fence_error=checks.cut(status.fence_error),
         pulled_back_pages=status.pulled_back_pages,
         pull_back_failures=status.pull_back_failures,
+        memory={key: checks.cut(words) for key, words in status.memory.items()},
     )
 
 
@@ -154,6 +155,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         fence_error=checks.text("fence_error", message.fence_error),
         pulled_back_pages=message.pulled_back_pages,
         pull_back_failures={checks.name("pull_back_failures", k): n for k, n in message.pull_back_failures.items()},
+        memory=_texts("memory", message.memory),
     )
 
 
