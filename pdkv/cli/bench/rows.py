@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ class Sample:
     pulled: Sequence[Pulled]
     source_cpu_s: float
     """Of all sources."""
-    ceiling_gb_per_s: float | None
-    """Of the raw reading that it took turns with; None: there was none."""
     wrong: int
     """Caches of pages whose bytes are not the source's."""
     connect_s: Sequence[float] = ()
+    """Of a cold pull, a connection each."""
+    ceiling_gb_per_s: float | None = None
+    """Of the raw reading that it took turns with; None: there was none."""
 
     @property
     def seconds(self) -> float:
@@ -47,6 +48,10 @@ class Sample:
     def pages(self) -> int:
         return sum(p.pages for p in self.pulled)
 
+    def gb_per_s(self, page_bytes: int) -> float:
+        """10^9 bytes of full pages a second."""
+        return self.pages * page_bytes / self.seconds / 1e9
+
 
 @dataclass
 class Row:
@@ -56,7 +61,7 @@ class Row:
     main_bytes: int
     """Of a page."""
     index_bytes: int
-    lane: str
+    lane: str = ""
     samples: list[Sample] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
     """Name to GB/s, medians of readings in turns with the samples."""
@@ -127,7 +132,7 @@ class Row:
         return self.main_bytes + self.index_bytes
 
     def _rates(self) -> list[float]:
-        return [sample.pages * self.page_bytes / sample.seconds / 1e9 for sample in self.samples]
+        return [sample.gb_per_s(self.page_bytes) for sample in self.samples]
 
     def _unfairness(self) -> float | None:
         """Slowest pull over fastest of those that ran at once, median."""
@@ -144,24 +149,24 @@ def _percentile(values: Sequence[float], percent: int) -> float | None:
     return float(np.percentile(values, percent, method="inverted_cdf")) if values else None
 
 
-def table(rows: Iterable[Row]) -> Table:
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("case")
-    for name in ("GB/s", "ceiling", "link", "p50 ms", "p99 ms", "post ms", "descriptors", "CPU s/GB", "bytes"):
+def table(rows: Sequence[Row]) -> Table:
+    """A line a row; a column for the link only if its rate is known."""
+    linked = any(row.link_gbit_per_s for row in rows)
+    shown = Table("case", box=SIMPLE_HEAD, pad_edge=False)
+    right = ("GB/s", "of raw", *(["of link"] if linked else []), "p50 ms", "p99", "post", "descriptors", "CPU s/GB")
+    for name in right:
         shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("bytes", no_wrap=True)
     for row in rows:
         f = row.facts()
-        cpu = f"{_figure(f['source_cpu_s_per_gb'], '.2f')} {_figure(f['sink_cpu_s_per_gb'], '.2f')}"
         shown.add_row(
             f["case"],
             _figure(f["gb_per_s"], ".2f"),
             _figure(f["of_ceiling"], ".0%"),
-            _figure(f["of_link"], ".0%"),
-            _figure(f["latency_p50_ms"], ".2f"),
-            _figure(f["latency_p99_ms"], ".2f"),
-            _figure(f["post_p50_ms"], ".2f"),
-            f"{_figure(f['descriptors_before'], ',')} > {_figure(f['descriptors_after'], ',')}",
-            cpu,
+            *([_figure(f["of_link"], ".0%")] if linked else []),
+            *(_figure(f[name], ".2f") for name in ("latency_p50_ms", "latency_p99_ms", "post_p50_ms")),
+            " > ".join(_figure(f[f"descriptors_{when}"], ",") for when in ("before", "after")),
+            " ".join(_figure(f[f"{side}_cpu_s_per_gb"], ".2f") for side in ("source", "sink")),
             f"[bold red]{row.wrong} WRONG[/]" if row.wrong else "[green]right[/]" if row.samples else "",
         )
     return shown

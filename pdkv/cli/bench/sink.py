@@ -202,6 +202,8 @@ class _Open:
         self.times = _Times()
         self.meter = MeteredTransfer(parts.transfer)
         self.parts = replace(parts, transfer=cast(Transfer, self.meter), at=self.times)
+        self._pieces = 0
+        """Of a page, on both sides together."""
         self._allocator = ordered(parts.manager)
         self._directory = GrpcDirectory(security)
         # All of its pages may be of one source.
@@ -209,16 +211,21 @@ class _Open:
         self.node = DecodeNode(self.parts, self._directory, settings)
         self._beside = [begin(self.node.keeper.run()), begin(self.node.links.redial.run())]
         self._zeroed = np.zeros(parts.pool.num_pages, np.bool_)
+        self._plans: dict[BenchPrompt, Prompt] = {}
 
     async def connect(self, address: str) -> float:
         """Seconds that it took."""
         began_s = time.monotonic()
-        await self.node.connect(address)
-        return time.monotonic() - began_s
+        intro = await self.node.connect(address)
+        took_s = time.monotonic() - began_s
+        self._pieces = len(plan(self.parts.pool.map(), intro.pool).pieces)
+        return took_s
 
     async def ready(self, wish: Wish) -> None:
         manager = self.parts.manager
         forget(manager)
+        for _, prompt in wish.prompts:
+            self._planned(prompt)
         self._allocator.scattered = wish.scattered
         switch_digests(self.parts.verifier, on=wish.digests)
         if wish.hit_pages:
@@ -280,7 +287,7 @@ class _Open:
             pages=sum(s.pages_shipped - 1 for s in shipments),
             hit_pages=sum(s.pages_hit for s in shipments),
             shipped=_sum(shipments),
-            descriptors_before=sum(len(order) * self._pieces(order) for order, _ in self.meter.reads),
+            descriptors_before=self._pieces * sum(len(order) for order, _ in self.meter.reads),
             post_s=sum(outcome.post_s for _, outcome in self.meter.reads),
             cpu_s=0.0,
             local=order.local.array,
@@ -304,14 +311,11 @@ class _Open:
         )
 
     def _planned(self, prompt: BenchPrompt) -> Prompt:
-        contract = self.parts.contract
-        return plan_prompt(prompt_tokens(prompt, contract.page_tokens, contract.vocab_size), Namespace(), contract)
-
-    def _pieces(self, order: ReadOrder) -> int:
-        peer = self.node.peers.get(order.peer)
-        if peer is None:
-            raise IntegrityError("a read from nobody", peer=order.peer)
-        return len(plan(self.parts.pool.map(), peer.intro.pool).pieces)
+        if prompt not in self._plans:
+            contract = self.parts.contract
+            tokens = prompt_tokens(prompt, contract.page_tokens, contract.vocab_size)
+            self._plans[prompt] = plan_prompt(tokens, Namespace(), contract)
+        return self._plans[prompt]
 
 
 def _made(node: SinkNode) -> NodeParts:

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdkv.cli.bench.rows import Plot
-    from pdkv.cli.bench.sweep import Side, Sweep, SweepSettings
+    from pdkv.cli.bench.sweep import Sweep, SweepSettings
+    from pdkv.cli.bench.workers import SinkProcess
+    from pdkv.rpc.bench import GrpcBench
     from pdkv.rpc.security import Security
 
 WRONG = 1
 INTERRUPTED = 130
 NEEDED = ("torch", "nixl")
+WIDE = 160
 
 HELP = """Measure pulls of pages from a prefill to a decode node: the path of a served request, without a model.
 
@@ -91,31 +94,29 @@ def _fitting(options: TransferOptions) -> Fitted:
 def settings_of(options: TransferOptions) -> SweepSettings:
     """Raises `ConfigError` for a baseline that there isn't."""
     from pdkv.cli.bench.link import link_gbit_per_s
+    from pdkv.cli.bench.pair import Nodes
     from pdkv.cli.bench.sweep import SweepSettings
     from pdkv.cli.bench.yardsticks import Kind
 
     devices = [name.strip() for name in options.net_devices.split(",") if name.strip()]
     remote = options.role == "sink"
     return SweepSettings(
-        model=options.model,
+        nodes=Nodes(options.model, options.ucx_tls, options.net_devices, options.name, options.damage),
         repetitions=options.times(),
         baselines=tuple(Kind(name) for name in options.kinds()),
         ceiling=not remote or bool(options.raw_source),
         raw_source=options.raw_source,
-        ucx_tls=options.ucx_tls,
-        net_devices=options.net_devices,
         # within one host nothing goes over a link, unless the caller says so
         link_gbit_per_s=options.link_gbit or (link_gbit_per_s(devices) if remote else 0.0),
-        sink_id=options.name,
-        damaged_pages=options.damage,
     )
 
 
 @asynccontextmanager
-async def sides(options: TransferOptions, security: Security, cases: list[Case]) -> AsyncIterator[Side]:
+async def sides(
+    options: TransferOptions, security: Security, cases: list[Case]
+) -> AsyncIterator[tuple[dict[str, GrpcBench], list[SinkProcess]]]:
     """Sources that run, here or elsewhere, and sinks that run here, as many as the cases need."""
     from pdkv.cli.bench.source import SourceSettings
-    from pdkv.cli.bench.sweep import Side
     from pdkv.cli.bench.workers import Workers
     from pdkv.rpc.bench import GrpcBench
     from pdkv.rpc.channels import Channels
@@ -137,19 +138,19 @@ async def sides(options: TransferOptions, security: Security, cases: list[Case])
                 ]
             )
         sinks = [await workers.sink(f"sink-{i}", security) for i in range(max(case.sinks for case in cases))]
-        yield Side({a: GrpcBench(a, channels, ClientSettings()) for a in addresses}, sinks)
+        yield {address: GrpcBench(address, channels, ClientSettings()) for address in addresses}, sinks
 
 
 async def _shown(options: TransferOptions, security: Security, fitted: Fitted) -> Sweep:
     """With a table that fills up on a terminal, or a line a step elsewhere."""
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
     from rich.spinner import Spinner
 
     from pdkv.cli.bench.rows import table
     from pdkv.cli.bench.sweep import Sweep
 
-    console = Console(stderr=options.json_)
+    console = _console(options)
     spinner = Spinner("dots", "starting")
 
     def say(text: str) -> None:
@@ -158,8 +159,8 @@ async def _shown(options: TransferOptions, security: Security, fitted: Fitted) -
             console.print(text, highlight=False)
 
     settings = settings_of(options)
-    async with sides(options, security, fitted.cases) as side:
-        sweep = Sweep(settings, side, say)
+    async with sides(options, security, fitted.cases) as (sources, sinks):
+        sweep = Sweep(settings, sources, sinks, say)
         live = Live(
             console=console,
             get_renderable=lambda: Group(table(sweep.rows), spinner),
@@ -172,12 +173,10 @@ async def _shown(options: TransferOptions, security: Security, fitted: Fitted) -
 
 
 def _told(options: TransferOptions, sweep: Sweep, fitted: Fitted, plot: Plot | None) -> None:
-    from rich.console import Console
-
     from pdkv.cli.bench.report import stamp
     from pdkv.cli.bench.rows import write_csv
 
-    _print(Console(stderr=options.json_), sweep, fitted)
+    _print(_console(options), sweep, fitted)
     if options.csv:
         write_csv(sweep.rows, Path(options.csv))
     if plot is not None:
@@ -193,6 +192,16 @@ def _told(options: TransferOptions, sweep: Sweep, fitted: Fitted, plot: Plot | N
             "rows": [row.facts() for row in sweep.rows],
         }
         print(json.dumps(found))
+
+
+def _console(options: TransferOptions) -> Console:
+    """Into a file or a pipe tables go as wide as they are."""
+    from rich.console import Console
+
+    console = Console(stderr=options.json_)
+    if not console.is_terminal:
+        console.width = WIDE
+    return console
 
 
 def _print(console: Console, sweep: Sweep, fitted: Fitted) -> None:
