@@ -24,8 +24,9 @@ from tests.simulation.world import Killed
 
 GRACE_S = 4.0
 """Of a drain."""
-RARE = (Stage.RENEWED, Stage.RECOMPUTING)
+RARE = (Stage.RENEWED, Stage.RECOMPUTING, Stage.PULLING, Stage.PULLED)
 """Stages that few requests reach: aimed at more often."""
+PULLS = (Stage.PULLING, Stage.PULLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Planned:
 
 
 def draw(rng: random.Random, count: int) -> list[Planned]:
-    kinds, stages = sorted(KINDS), [*Stage, *RARE, *RARE]
+    kinds, stages = sorted(KINDS), [*Stage, *RARE]
     plan = []
     for _ in range(count):
         stage = rng.choice(stages)
@@ -62,6 +63,8 @@ class Faults:
         """No more faults."""
         self._plan = {(p.stage, p.nth): p.kind for p in plan}
         self._reached: Counter[Stage] = Counter()
+        self._pulls = False
+        """The stage is one at which prefill reads from decode."""
 
     def at(self, life: Life, stage: Stage, request: RequestId) -> None:
         """A stage is reached."""
@@ -74,6 +77,7 @@ class Faults:
         self.hits[kind, stage.value] += 1
         self.world.note("fault", kind, life.process.name, stage.value, request)
         peer = self.fleet.lives[self.peer_of(life, request)]
+        self._pulls = stage in PULLS
         KINDS[kind](self, life, peer, request)
 
     # --- processes ------------------------------------------------------------------------------------------------
@@ -203,9 +207,14 @@ class Faults:
     # --- what a prefill node has and says ---------------------------------------------------------------------------
 
     def stale(self, life: Life, peer: Life, request: RequestId) -> None:
-        """Slow reads, and under them the source's leases end and its pages go to somebody else; its word comes late."""
+        """Slow reads, and under them the source's leases end and its pages go to somebody else; its word comes late.
+        Where decode is the source, its request is the lease."""
         self.slow_reads(life, peer, request)
-        source, reader = (life, peer) if life.role == "prefill" else (peer, life)
+        reader = self._reader(life, peer)
+        source = peer if reader is life else life
+        if self._pulls:
+            self.fleet.fabric.amid[reader.process.name] = partial(self._reclaim, source, request)
+            return
         self.fleet.network.link(source.process.name, reader.process.name).slow_until = self.world.now + 3.0
         self.fleet.network.link(reader.process.name, source.process.name).lose_leases_until = self.world.now + 3.0
         self.fleet.fabric.amid[reader.process.name] = partial(self._reuse, source)
@@ -221,7 +230,8 @@ class Faults:
         self._exhaust(peer, self.world.between(0.1, 3.0))
 
     def garbage_words(self, life: Life, peer: Life, request: RequestId) -> None:
-        self.garbage.next_from(_prefill_of(life, peer), self.garbage.pages)
+        """Of prefill's announcements, or of what decode offers."""
+        self.garbage.next_from(self.world.random.choice((life, peer)), self.garbage.pages)
 
     def wrong_account(self, life: Life, peer: Life, request: RequestId) -> None:
         self.garbage.next_from(_prefill_of(life, peer), self.garbage.account)
@@ -254,8 +264,16 @@ class Faults:
         self._kill(life)
 
     def _script(self, life: Life, peer: Life, fault: ReadFault) -> None:
-        reader = life if life.role == "decode" else peer
-        self.fleet.fabric.script(reader.process.name, fault)
+        self.fleet.fabric.script(self._reader(life, peer).process.name, fault)
+
+    def _reader(self, life: Life, peer: Life) -> Life:
+        return life if self._pulls or life.role == "decode" else peer
+
+    def _reclaim(self, source: Life, request: RequestId) -> None:
+        """A request of the decode node ends, and soon others have its pages."""
+        if source.alive and not self.calm:
+            self.abort(source, request)
+            self.world.after(0.005, self._exhaust, source, 0.2)
 
     def _reuse(self, source: Life) -> None:
         if source.alive and not self.calm:

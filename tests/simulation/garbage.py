@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pdkv.ids import PageHashes
-from pdkv.node.messages import NodeIntro, PagesSealed, PrefillDone
+from pdkv.node.messages import NodeIntro, PagesSealed, PrefillDone, PrefillRequest
 from tests.simulation.nodes import Life
 from tests.simulation.world import World
 
@@ -47,6 +47,8 @@ class Garbage:
         return message
 
     def pages(self, message: Any) -> Any:
+        if isinstance(message, PrefillRequest) and message.offered is not None:
+            return replace(message, offered=self.pages(message.offered))
         if not isinstance(message, PagesSealed):
             return None
         ids, generations, digests = message.page_ids, message.generations, message.digests

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pdkv.errors import IntegrityError
-from pdkv.ids import LocalPages, RequestId
+from pdkv.ids import LocalPages, PeerName, RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.messages import GenerateRequest, PagesSealed
 from pdkv.node.prompt import answer_hashes, plan_prompt
@@ -81,14 +81,14 @@ class Laws:
         """A request's task has heard the end of a prefill."""
         (self._misled.add if wrong else self._misled.discard)(asyncio.current_task())
 
-    def announced(self, life: Life, sealed: PagesSealed) -> None:
+    def announced(self, node: str, life: PeerName, sealed: PagesSealed) -> None:
         """A page and a generation of a node name one content, in one of its lives."""
         columns = (sealed.page_ids.tolist(), sealed.generations.tolist(), sealed.hashes)
         for page, generation, hash in zip(*columns, strict=True):
-            key = (life.process.name, page, generation)
-            said = (str(life.name), hash)
+            key = (node, page, generation)
+            said = (str(life), hash)
             before = self._announced.setdefault(key, said)
-            self.world.require(before == said, f"{key} is {hash.hex()[:8]} of {life.name}, but was {before}")
+            self.world.require(before == said, f"{key} is {hash.hex()[:8]} of {life}, but was {before}")
 
     def read(self, life: Life, order: ReadOrder, outcome: ReadOutcome) -> None:
         """A read that ended well, from pages that were still the announced ones, brought their bytes."""
@@ -104,7 +104,9 @@ class Laws:
         life.corrupted.difference_update(order.local)
 
     def writes(self, life: Life, pages: LocalPages) -> None:
-        """A step of the engine writes to pages that one request has, none of them sealed."""
+        """A step of the engine writes to pages that one request has, none of them sealed or still to be written to by a
+        read."""
+        life.require_quiet(pages, "are written to by the engine")
         sealed = pages.where(life.pool.table.sealed(pages))
         self.world.require(not len(sealed), f"{life.process.name}: the engine writes to sealed pages {list(sealed)}")
         holders = {life.holder(page) for page in pages}

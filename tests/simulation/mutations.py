@@ -17,7 +17,7 @@ import numpy as np
 import pdkv.node.pull
 from pdkv.errors import PdkvError, PeerLost
 from pdkv.ids import LocalPages
-from pdkv.kvcache.manager import CacheManager
+from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.page_digest import digest_pages
 from pdkv.kvcache.page_table import PageTable
 from pdkv.kvcache.verifier import _PROOF, Arrival, VerifiedPages, Verifier
@@ -25,6 +25,7 @@ from pdkv.node.attempts import Attempts
 from pdkv.node.flow import Worker
 from pdkv.node.intake import Intake
 from pdkv.node.links import Links
+from pdkv.node.pull_back import PullBack
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.orders import ReadStatus
 from pdkv.transfer.tasks import OrderTask, Table, Wanted
@@ -186,6 +187,16 @@ def step_abandoned() -> Any:
     return patch.object(Worker, "run", run)
 
 
+def pulled_in_place() -> Any:
+    """What could not be pulled back is computed into the pages that it was to arrive in."""
+
+    def kept(pull_back: PullBack, old: Reservation, prompt: Any, priority: int) -> Reservation:
+        old.hit = old.sequence[: old.committed]
+        return old
+
+    return patch.object(PullBack, "_exchanged", kept)
+
+
 def no_fence() -> Any:
     """Reads without an end hold their pages back for ever."""
     return patch.object(TransferCore, "_fence", lambda self, now: None)
@@ -224,6 +235,7 @@ MUTATIONS: dict[str, Mutation] = {
     "account-skipped": account_skipped,
     "index-apart": index_apart,
     "step-abandoned": step_abandoned,
+    "pulled-in-place": pulled_in_place,
     "no-fence": no_fence,
     "pages-leaked": pages_leaked,
     "blacklisted": blacklisted,

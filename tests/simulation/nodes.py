@@ -46,6 +46,7 @@ class Shape:
     read_deadline_s: float
     fence_after_s: float
     silence_s: float
+    pull_back_s: float | None
     peer_pages_share: float
     keeper: KeeperSettings
     speculation: str
@@ -66,6 +67,7 @@ class Shape:
             read_deadline_s=rng.choice((0.5, 2.0, 8.0)),
             fence_after_s=rng.choice((0.5, 3.0)),
             silence_s=rng.choice((1.0, 5.0)),
+            pull_back_s=rng.choice((0.3, 0.3, 2.0, 2.0, None)),
             peer_pages_share=rng.choice((0.5, 1.0)),
             keeper=KeeperSettings(probe_s=rng.choice((2.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
             speculation=rng.choice(("none", "none", "none", "oracle")),
@@ -151,13 +153,13 @@ class Life:
         """Of a page that is reserved, private or held back; 0 otherwise. The sink may always be written to."""
         return int(self.manager.ownership._claims[page]) >> 3 if page else ANYBODY
 
-    def require_quiet(self, pages: LocalPages) -> None:
-        """Nothing lands any more in pages that get a new owner."""
+    def require_quiet(self, pages: LocalPages, what: str = "got a new owner") -> None:
+        """Nothing lands any more in pages to which `what` happens."""
         landing = [r for agent in self.fabric.of(self.process) for r in agent.running if r.claims and r.left]
         if landing:
             at = {self.page_at(read.local[i]) for read in landing for i in read.left}
             given = sorted(at.intersection(pages))
-            self.world.require(not given, f"{self.process.name}: pages {given} got a new owner under a read")
+            self.world.require(not given, f"{self.process.name}: pages {given} {what} under a read")
 
     def bytes_of(self, pages: LocalPages) -> np.ndarray:
         """uint8 [pages, page bytes], page-major."""
@@ -262,11 +264,12 @@ class Fleet:
     def _boot(self, life: Life) -> None:
         shape, process = self.shape, life.process
         if life.role == "prefill":
-            life.node = PrefillNode(life.parts, PrefillSettings(shape.chunk_pages * PAGE, shape.lease_ttl_s))
+            settings = PrefillSettings(shape.chunk_pages * PAGE, shape.lease_ttl_s, pull_back_s=shape.pull_back_s)
+            life.node = PrefillNode(life.parts, settings)
             probe = life.node.peers.prove
             process.create_task(life.node.watch_leases())
         else:
-            settings = DecodeSettings(
+            decode_settings = DecodeSettings(
                 prefill_addresses=("p0", "p1"),
                 read_deadline_s=shape.read_deadline_s,
                 queue_limit=6,
@@ -276,7 +279,7 @@ class Fleet:
                 recompute_chunk_tokens=shape.chunk_pages * PAGE,
                 peer_pages_share=shape.peer_pages_share,
             )
-            life.node = DecodeNode(life.parts, Directory(self.network, process), settings)
+            life.node = DecodeNode(life.parts, Directory(self.network, process), decode_settings)
             probe = life.node.links.probe
         # The book's own clock is the machine's.
         life.node.peers.now = process.time

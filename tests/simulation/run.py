@@ -18,7 +18,16 @@ import numpy as np
 
 from pdkv.errors import PdkvError
 from pdkv.ids import RequestId, UInt32Array
-from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateRequest, PagesSealed, PrefillDone, Sampling, Token
+from pdkv.node.messages import (
+    FailurePolicy,
+    GenerateDone,
+    GenerateRequest,
+    PagesSealed,
+    PrefillDone,
+    PrefillRequest,
+    Sampling,
+    Token,
+)
 from pdkv.node.stages import Stage
 from tests.simulation import faults
 from tests.simulation.laws import Laws
@@ -35,6 +44,8 @@ GRACE_S = 30.0
 PROBE_ATTEMPTS = 4
 RECOUNTS = 0.005
 """Of all stages that are reached, those at which a node's pages are counted again."""
+GOES_ON = 0.3
+"""Of all requests, those that are the next turn of an earlier one."""
 PREFIXES = [np.random.default_rng([i]).integers(0, VOCAB, 48).astype(np.uint32) for i in range(3)]
 
 
@@ -83,9 +94,9 @@ class Run:
             self._draw(plan, number, within_s)
 
     def _draw(self, rng: random.Random, number: int, within_s: float) -> None:
-        prefix = rng.choice(PREFIXES)[: rng.randint(1, 48)]
+        before = rng.choice([*self.asked.values()]) if self.asked and rng.random() < GOES_ON else None
         tail = np.array([rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 3, 9)))], np.uint32)
-        tokens: UInt32Array = np.concatenate((prefix, tail))
+        tokens: UInt32Array = np.concatenate((self._said(before) if before else _prefix(rng), tail))
         request = GenerateRequest(
             RequestId(f"r{number}"),
             tokens,
@@ -95,7 +106,14 @@ class Run:
             remaining_s=rng.choice((4.0, 20.0, 60.0)),
             on_failure=rng.choice(tuple(FailurePolicy)),
         )
-        self._know(Asked(request, rng.choice(DECODE), rng.random() * within_s))
+        decode, at_s = rng.choice(DECODE), rng.random() * within_s
+        if before is not None:
+            decode, at_s = before.decode, before.at_s + at_s
+        self._know(Asked(request, decode, at_s))
+
+    def _said(self, asked: Asked) -> UInt32Array:
+        """A conversation so far, as it will be whenever its next turn comes."""
+        return np.concatenate((asked.request.tokens, np.array(self.laws.answers[asked.request.request_id], np.uint32)))
 
     def _know(self, asked: Asked) -> None:
         self.asked[asked.request.request_id] = asked
@@ -121,7 +139,10 @@ class Run:
     def _sent(self, sender: str, receiver: str, message: Any) -> Any:
         for sealed in (message, getattr(message, "tail", None)):
             if isinstance(sealed, PagesSealed):
-                self.laws.announced(self.fleet.lives[sender], sealed)
+                self.laws.announced(sender, self.fleet.lives[sender].name, sealed)
+        if isinstance(message, PrefillRequest) and message.offered is not None:
+            # it may arrive when another life has begun where it came from
+            self.laws.announced(sender, message.envelope.sender, message.offered)
         return self.faults.garbage.changed(sender, message)
 
     def _heard(self, receiver: str, message: Any) -> None:
@@ -264,6 +285,10 @@ class Run:
             self.laws.conserved(life)
             self.laws.idle(life)
             self.laws.cached(life)
+
+
+def _prefix(rng: random.Random) -> UInt32Array:
+    return rng.choice(PREFIXES)[: rng.randint(1, 48)]
 
 
 def _busy(life: Life) -> bool:

@@ -22,6 +22,7 @@ CAUGHT = {
     "account-skipped": "on a wrong account",
     "index-apart": "wrong bytes",
     "step-abandoned": "the engine writes to",
+    "pulled-in-place": "are written to by the engine under a read",
     "no-fence": "never come to rest",
     "pages-leaked": "never come to rest",
     "blacklisted": "gets nothing from",
