@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate
 from time import perf_counter
 from typing import Any
@@ -40,6 +41,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 HUGE = 2 << 20
 SPIN_S, FIRST_NAP_S, NAP_S, WORK_S = 0.0002, 0.00005, 0.0005, 0.00005
 """pdkv's pace: a poll that took more CPU time than WORK_S moved bytes; SPIN_S without one, and naps begin."""
+WARM_PAGES = 4
+"""Read before anything is timed: a rail has its connection after its first one."""
 MESSAGE_BYTES = 4 << 20
 READV_BYTES, READV_VECTORS = 1 << 30, 1024
 MOONCAKE_BATCH = 512
@@ -49,6 +52,8 @@ Span = tuple[int, int]
 """Offset in a region, length."""
 Order = tuple[list[int], list[int]]
 """Page ids, here and there."""
+Rail = tuple[Any, str, Any, Any]
+"""Agent, its peer, and prepared descriptors of this pool and of the peer's."""
 Took = tuple[float, float]
 """Seconds until everything was posted, and until everything was there."""
 
@@ -195,7 +200,7 @@ class NixlPages(Nixl):
         super().__init__(pool, devices)
         self.theirs: int = at["address"]
         self.running: list[tuple[Any, Any]] = []
-        self.rails = []
+        self.rails: list[Rail] = []
         for agent, metadata in zip(self.agents, at["metadata"], strict=True):
             peer = agent.add_remote_agent(bytes.fromhex(metadata))
             mine = agent.prep_xfer_dlist("", pool.here.table(pool.memory.address), "DRAM")
@@ -203,9 +208,10 @@ class NixlPages(Nixl):
             self.rails.append((agent, peer, mine, theirs))
 
     def read(self, order: Order) -> Took:
-        posts = [self.prepared(rail, order) for rail in range(len(self.rails))]
+        rails = self.rails[: len(order[0])]
+        posts = [self.prepared(rail, order, slice(i, None, len(rails))) for i, rail in enumerate(rails)]
         began = perf_counter()
-        handles = [(rail[0], post()) for rail, post in zip(self.rails, posts, strict=True)]
+        handles = [(rail[0], post()) for rail, post in zip(rails, posts, strict=True)]
         for agent, handle in handles:
             agent.transfer(handle)
         posted, self.running = perf_counter(), handles
@@ -221,18 +227,18 @@ class NixlPages(Nixl):
     def check(self) -> None:
         self.running = [each for each in self.running if each[0].check_xfer_state(each[1]) != "DONE"]
 
-    def prepared(self, rail: int, order: Order) -> Callable[[], Any]:
-        """What makes the handle of a rail's share; only that is timed."""
-        agent, _, mine, theirs = self.rails[rail]
+    def prepared(self, rail: Rail, order: Order, share: slice) -> Callable[[], Any]:
+        """What makes the handle of a rail's share of the pages; only that is timed."""
+        agent, _, mine, theirs = rail
         here, there = self.pool.here, self.pool.there
-        local, remote = (pages[rail :: len(self.rails)] for pages in order)
+        local, remote = order[0][share], order[1][share]
         if self.pool.tuned:
             left, right = here.indices(local), there.indices(remote)
             return lambda: agent.make_prepped_xfer("READ", mine, left, theirs, right)
         return self.listed(rail, here.spans(local), there.spans(remote))
 
-    def listed(self, rail: int, here: Iterable[Span], there: Iterable[Span]) -> Callable[[], Any]:
-        agent, peer, _, _ = self.rails[rail]
+    def listed(self, rail: Rail, here: Iterable[Span], there: Iterable[Span]) -> Callable[[], Any]:
+        agent, peer, _, _ = rail
         left = [(self.pool.memory.address + offset, length, 0) for offset, length in here]
         right = [(self.theirs + offset, length, 0) for offset, length in there]
         return lambda: agent.initialize_xfer(
@@ -247,9 +253,9 @@ class NixlPages(Nixl):
 class NixlLargest(NixlPages):
     """One descriptor a rail, from the start of the region, as long as the pages together."""
 
-    def prepared(self, rail: int, order: Order) -> Callable[[], Any]:
-        total, rails = len(order[0]) * self.pool.there.page_bytes, len(self.rails)
-        start, end = total * rail // rails, total * (rail + 1) // rails
+    def prepared(self, rail: Rail, order: Order, share: slice) -> Callable[[], Any]:
+        total = len(order[0]) * self.pool.there.page_bytes
+        start, end = total * share.start // share.step, total * (share.start + 1) // share.step
         return self.listed(rail, [(start, end - start)], [(start, end - start)])
 
 
@@ -394,10 +400,10 @@ class GrpcSink(Nothing):
 
 def ucx() -> Any:
     """ucxx, or ucx-py, whose interface it kept."""
-    try:
-        return import_module("ucxx")
-    except ImportError:
-        return import_module("ucp")
+    for name in ("ucxx", "ucp"):
+        if find_spec(name):
+            return import_module(name)
+    raise ImportError("neither ucxx nor ucx-py is installed (pip install ucxx-cu12)")
 
 
 class UcxSource(Nothing):
@@ -419,8 +425,8 @@ class UcxSource(Nothing):
         while count[0]:
             pages = np.empty(count[0], np.int64)
             await sink.recv(pages)
-            for offset, length in self.pool.there.spans(pages.tolist()):
-                await sink.send(self.pool.memory.array[offset : offset + length])
+            array = self.pool.memory.array
+            await asyncio.gather(*(sink.send(array[at : at + n]) for at, n in self.pool.there.spans(pages.tolist())))
             await sink.recv(count)
 
     def close(self) -> None:
@@ -465,6 +471,8 @@ class Mooncake(Nothing):
     def __init__(self, pool: Pool, devices: Sequence[str], at: dict[str, Any] | None = None) -> None:
         super().__init__(pool)
         self.at = at or {}
+        if not find_spec("mooncake"):
+            raise ImportError("Mooncake is not installed (pip install mooncake-transfer-engine)")
         self.engine = import_module("mooncake.engine").TransferEngine()
         failed = self.engine.initialize(pool.host, "P2PHANDSHAKE", "tcp", "")
         if failed or self.engine.register_memory(pool.memory.address, len(pool.memory.array)):
@@ -528,7 +536,7 @@ class Role:
         pool, order, largest = self.pool, (local, remote), self.name == "nixl_largest"
         if verify:
             pool.memory.array.fill(0)
-        self.kind.read(([local[0]], [remote[0]]))
+        self.kind.read((local[:WARM_PAGES], remote[:WARM_PAGES]))
         cpu_s = time.process_time()
         took = [self.kind.read(order) for _ in range(repeats)]
         cpu_s = time.process_time() - cpu_s

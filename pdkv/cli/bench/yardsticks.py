@@ -294,7 +294,7 @@ class Yardsticks:
         return [process.pid for process in (self._source, self._sink) if process.pid is not None]
 
     def measure(self, kind: Kind, pages: Pages, *, repeats: int = 1, verify: bool | None = None) -> Reading | Absent:
-        """Connect, read one page, then the pages `repeats` times, and take everything down again.
+        """Connect, read a few pages, then the pages `repeats` times, and take everything down again.
 
         By default bytes are compared the first time that a kind is measured. Raises `TransferError` if they are other
         bytes than the source's, `BoundsError` for a page that no pool has, and what `RawProcess.ask` raises.
