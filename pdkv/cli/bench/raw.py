@@ -64,15 +64,11 @@ class Layout:
     def __init__(self, pieces: Sequence[tuple[int, int, int]], pages: int) -> None:
         self.pieces, self.pages = pieces, pages
         self.page_bytes = sum(length for length, _, _ in pieces)
-        self.region_bytes = self.end(pages - 1)
+        self.region_bytes = max(base + (pages - 1) * stride + length for length, base, stride in pieces)
 
     def spans(self, pages: Iterable[int]) -> list[Span]:
         """Page after page, piece after piece."""
         return [(base + page * stride, length) for page in pages for length, base, stride in self.pieces]
-
-    def end(self, page: int) -> int:
-        """Offset behind its last byte."""
-        return max(base + page * stride + length for length, base, stride in self.pieces)
 
     def table(self, address: int) -> np.ndarray[Any, Any]:
         """Strided descriptors, a row a piece; index piece * pages + page."""
@@ -127,10 +123,10 @@ class Pool:
         for (offset, length), content in zip(self.there.spans(pages), self.contents(pages), strict=True):
             ctypes.memmove(memory.address + offset, content, length)
 
-    def wrong(self, spans: Iterable[Span], pages: Iterable[int]) -> int:
-        """How many of these spans hold something else than the source has for these pages."""
+    def wrong(self, places: Iterable[tuple[Span, int]]) -> int:
+        """How many of these spans hold something else than what is at these addresses."""
         count = 0
-        for (offset, length), content in zip(spans, self.contents(pages), strict=True):
+        for (offset, length), content in places:
             mine, theirs = ctypes.c_void_p(self.memory.address + offset), ctypes.c_void_p(content)
             count += LIBC.memcmp(mine, theirs, ctypes.c_size_t(length)) != 0
         return count
@@ -533,26 +529,32 @@ class Role:
         return self.kind.endpoint
 
     def read(self, local: list[int], remote: list[int], repeats: int, *, verify: bool) -> dict[str, Any]:
-        pool, order, largest = self.pool, (local, remote), self.name == "nixl_largest"
+        pool, order = self.pool, (local, remote)
         if verify:
             pool.memory.array.fill(0)
         self.kind.read((local[:WARM_PAGES], remote[:WARM_PAGES]))
         cpu_s = time.process_time()
         took = [self.kind.read(order) for _ in range(repeats)]
         cpu_s = time.process_time() - cpu_s
-        # the largest descriptor brings the start of the source's region, as it is laid out there
-        spans, pages = pool.here.spans(local), remote
-        if largest:
-            whole = [p for p in range(pool.there.pages) if pool.there.end(p) <= len(local) * pool.there.page_bytes]
-            spans, pages = pool.there.spans(whole), whole
+        places = self.places(order)
         return {
             "seconds": [seconds for _, seconds in took],
             "post_s": [seconds for seconds, _ in took],
             "cpu_s": cpu_s,
             "bytes": len(local) * pool.here.page_bytes,
-            "descriptors": 1 if largest else len(spans),
-            "wrong": pool.wrong(spans, pages) if verify else 0,
+            "descriptors": 1 if self.name == "nixl_largest" else len(places),
+            "wrong": pool.wrong(places) if verify else 0,
         }
+
+    def places(self, order: Order) -> list[tuple[Span, int]]:
+        """Spans that were read into, each with the address of what has to be there."""
+        pool = self.pool
+        if self.name != "nixl_largest":
+            return list(zip(pool.here.spans(order[0]), pool.contents(order[1]), strict=True))
+        # the start of the source's region, as it is laid out there
+        pages, end = range(pool.there.pages), len(order[0]) * pool.there.page_bytes
+        region = zip(pool.there.spans(pages), pool.contents(pages), strict=True)
+        return [(span, content) for span, content in region if sum(span) <= end]
 
     def rest(self) -> float | None:
         """Between two looks at the input; None: until there is some."""

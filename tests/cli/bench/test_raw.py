@@ -32,16 +32,28 @@ def test_it_imports_nothing_of_pdkv() -> None:
 
 
 def test_a_copy_is_right_and_any_other_is_not() -> None:
-    source, sink = pool("source"), pool("sink")
+    source, sink = pool("source"), raw.Role(pool("sink"))
     order = ([5, 0, 3], [1, 2, 4])
-    spans = sink.here.spans(order[0])
-    assert sink.wrong(spans, order[1]) == len(spans)
-    copied(sink, source, order)
-    assert sink.wrong(spans, order[1]) == 0
-    assert sink.wrong(spans, [1, 4, 2]) == 4
-    assert pool("sink", seed=2).wrong(spans, order[1]) == len(spans)
-    sink.memory.array[5 * 64 + 41] ^= 1
-    assert sink.wrong(spans, order[1]) == 1
+    places = sink.places(order)
+    assert len(places) == 6
+    assert sink.pool.wrong(places) == 6
+    copied(sink.pool, source, order)
+    assert sink.pool.wrong(places) == 0
+    assert sink.pool.wrong(sink.places(([5, 0, 3], [1, 4, 2]))) == 4
+    assert sink.pool.wrong(raw.Role(pool("sink", seed=2)).places(order)) == 6
+    sink.pool.memory.array[5 * 64 + 41] ^= 1
+    assert sink.pool.wrong(places) == 1
+
+
+def test_the_largest_descriptor_is_the_start_of_the_sources_region() -> None:
+    source, sink = pool("source"), raw.Role(pool("sink"))
+    sink.name = "nixl_largest"
+    places = sink.places(([0, 1, 2, 3], [3, 2, 1, 0]))
+    # 4 pages are 256 B: the six first pieces, which are 240 B, and none of the second
+    assert [span for span, _ in places] == [(40 * page, 40) for page in range(6)]
+    sink.pool.memory.array[:240] = source.memory.array[:240]
+    assert sink.pool.wrong(places) == 0
+    assert len(sink.places((list(range(6)), list(range(6))))) == 12
 
 
 def test_descriptors_name_the_spans() -> None:
