@@ -1,0 +1,194 @@
+"""How much of a transfer a request sees: pulls that overlap with prefill, over a link of a known rate.
+
+    python benchmarks/streaming.py [--quick] [--mbit 1000] [--json FILE]
+
+A prefill node in a network namespace of its own computes a prompt in chunks, with an engine that takes for each the
+time that a device would; a decode node at the other end of the shaped link pulls what is announced. A chunk takes the link
+0.8 of its compute. *Exposed* is from prefill's last word, as decode hears it, to admission.
+
+Guarantees: each row is a median of requests that no cache had seen; the account of each is checked (pages shipped are
+the prompt's, all digests verified); the time without a transfer is measured on the same engine, in turns with the rows.
+Needs Linux, root, and `ip` and `tc`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from benchmarks.netns import NotPossible, TwoSpaces  # noqa: E402
+from pdkv.cli.bench.report import Check, Report, as_table  # noqa: E402
+from pdkv.cli.demo.asks import text_tokens  # noqa: E402
+from pdkv.cli.demo.fleet import command  # noqa: E402
+from pdkv.geometry.model_config import load_config, model_shape  # noqa: E402
+from pdkv.geometry.page_layout import page_format  # noqa: E402
+from pdkv.ids import RequestId  # noqa: E402
+from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Shipment  # noqa: E402
+from pdkv.rpc.client import GrpcDirectory  # noqa: E402
+from pdkv.rpc.security import PlainText  # noqa: E402
+
+MODEL = "glm-5.3"
+PAGES = 64
+"""Of a prompt: 221 MB, 1.8 s at 1 Gbit/s."""
+LINK_SHARE = 0.8
+"""Link time of a chunk / its compute."""
+CHUNKS = (1, 4, 8, 16, 32)
+CHECKED = 32
+LIMIT_S = 120.0
+PAYLOAD = 0.956
+"""Of the rate that `tc` shapes: the rest is headers of Ethernet, IP and TCP, at an MTU of 9000 a little less."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians of one number of chunks; seconds."""
+
+    chunks: int
+    prefill_s: float
+    """From prefill's first step to its last: what a node that computed the prompt for itself would take."""
+    transfer_s: float
+    exposed_s: float
+    exposed_fraction: float
+    """Of the transfer."""
+    ttft_s: float
+    ttft_over_alone: float
+    requests: int
+
+
+@asynccontextmanager
+async def node(prefix: Sequence[str], role: str, name: str, **flags: str | int | float | bool) -> AsyncIterator[str]:
+    """A node's address, as long as the body runs."""
+    common = {"model": MODEL, "engine": "synthetic", "threads": 1, "insecure": True, "log_level": "warning"}
+    line = [*prefix, *command(role, name, {**common, "ucx_tls": "tcp", **flags})]
+    process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        said = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
+        if not said:
+            raise SystemExit(f"{name} ended before it served")
+        yield str(json.loads(said)["address"])
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+class Asker:
+    """Puts new prompts to one decode node."""
+
+    def __init__(self, decode: str, page_tokens: int) -> None:
+        self._directory = GrpcDirectory(PlainText())
+        self._decode = decode
+        self._page_tokens = page_tokens
+        self._asked = 0
+
+    async def ask(self, prefill: str, pages: int) -> Shipment:
+        """The account of one request of its own prompt. Raises `SystemExit` if that is not what was asked for."""
+        self._asked += 1
+        tokens = text_tokens(4_000 + self._asked, pages * self._page_tokens)
+        request = GenerateRequest(
+            RequestId(f"stream-{self._asked}"), tokens, Sampling(max_tokens=1), prefill_address=prefill
+        )
+        async with aclosing(self._directory.decode(self._decode).generate(request)) as events:
+            done = [event async for event in events if isinstance(event, GenerateDone)]
+        shipment = done[0].shipment
+        if (shipment.pages_shipped, shipment.digests_verified) != (pages, pages):
+            raise SystemExit(f"{shipment.pages_shipped} pages shipped, {shipment.digests_verified} verified of {pages}")
+        return shipment
+
+    async def close(self) -> None:
+        await self._directory.close()
+
+
+def row(chunks: int, shipments: Sequence[Shipment]) -> Row:
+    median = {
+        name: statistics.median(getattr(s, name) for s in shipments)
+        for name in ("prefill_s", "transfer_s", "exposed_transfer_s", "ttft_s")
+    }
+    return Row(
+        chunks=chunks,
+        prefill_s=median["prefill_s"],
+        transfer_s=median["transfer_s"],
+        exposed_s=median["exposed_transfer_s"],
+        exposed_fraction=statistics.median(s.exposed_transfer_s / s.transfer_s for s in shipments),
+        ttft_s=median["ttft_s"],
+        ttft_over_alone=statistics.median(s.ttft_s / s.prefill_s for s in shipments),
+        requests=len(shipments),
+    )
+
+
+async def measure(spaces: TwoSpaces, chunk_counts: Sequence[int], repetitions: int) -> list[Row]:
+    """One prefill node after the other, as a node has one size of chunks; one decode node for all."""
+    fmt = page_format(model_shape(load_config(MODEL)))
+    link_us = fmt.page_bytes * 8 / (spaces.mbit * PAYLOAD) / fmt.page_tokens
+    token_us = link_us / LINK_SHARE
+    link = spaces.links[0]
+    pool = {"pool_pages": PAGES * 2 + 8}
+    rows = []
+    decode_flags = {"bind": f"{link.near_address}:0", "prefill_allow": f"{link.far_address}:*", **pool}
+    async with node(spaces.near.prefix, "decode", "d", **decode_flags) as decode:
+        asker = Asker(decode, fmt.page_tokens)
+        try:
+            for chunks in chunk_counts:
+                flags = {"chunk_tokens": PAGES // chunks * fmt.page_tokens, "synthetic_token_us": token_us, **pool}
+                bind = f"{link.far_address}:0"
+                async with node(spaces.far.prefix, "prefill", f"p{chunks}", bind=bind, **flags) as prefill:
+                    await asker.ask(prefill, 1)  # connected, and warm
+                    rows.append(row(chunks, [await asker.ask(prefill, PAGES) for _ in range(repetitions)]))
+        finally:
+            await asker.close()
+    return rows
+
+
+def show(rows: Sequence[Row]) -> Table:
+    table = Table("chunks", "prefill s", "transfer s", "exposed s", "exposed / transfer", "TTFT s", "TTFT / alone")
+    for each in rows:
+        numbers = (each.prefill_s, each.transfer_s, each.exposed_s, each.exposed_fraction, each.ttft_s)
+        table.add_row(str(each.chunks), *(f"{x:.3f}" for x in numbers), f"{each.ttft_over_alone:.3f}")
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"only {CHECKED} chunks and 1, two requests each")
+    parser.add_argument("--mbit", type=int, default=1000, help="rate of the link, 10^6 bit/s (default 1000)")
+    parser.add_argument("--json", type=Path, help="where the report goes")
+    options = parser.parse_args()
+    command_line = "python benchmarks/streaming.py" + (" --quick" if options.quick else "")
+    report, console, began = Report("streaming", command_line), Console(), time.monotonic()
+    value, note = math.nan, f"exposed / whole transfer, {CHECKED} chunks, {options.mbit} Mbit/s"
+    try:
+        with TwoSpaces(mbit=options.mbit, near_here=True) as spaces:
+            chunk_counts = (1, CHECKED) if options.quick else CHUNKS
+            rows = asyncio.run(measure(spaces, chunk_counts, 2 if options.quick else 3))
+    except NotPossible as error:
+        note = str(error)
+    else:
+        value = next(each.exposed_fraction for each in rows if each.chunks == CHECKED)
+        report.figures["rows"] = [asdict(each) for each in rows]
+        console.print(show(rows))
+    report.checks.append(Check("exposed_fraction", value, "<=", 1.5 / CHECKED, command_line, note))
+    report.elapsed_s = time.monotonic() - began
+    console.print(as_table(report.checks))
+    if options.json:
+        report.write(options.json)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
