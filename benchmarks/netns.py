@@ -22,12 +22,12 @@ import argparse
 import json
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -44,6 +44,10 @@ QUEUE_S = 0.02
 """Of the rate: what waits for the link before packets are lost."""
 RAW_RATE_S = 2.0
 WAIT_S = 10.0
+START_S = 60.0
+IPERF3_PORT = 5201
+TCP_LISTEN = "0A"
+"""In /proc/net/tcp."""
 SPACE = re.compile(r"pdkv-(\d+)-(near|far)")
 DEVICE = re.compile(r"pk(\d+)n\d+")
 """A near end in this process's namespace."""
@@ -127,10 +131,10 @@ class TwoSpaces:
         if missing := missing_tools("iperf3"):
             raise NotPossible(f"the rate of a link needs {missing[0]}")
         address = self.links[link].far_address
-        serve = [*self.far.prefix, "iperf3", "-s", "-1", "--forceflush", "-B", address]
-        with running(serve, subprocess.PIPE) as server:
-            _listening(server)
-            ask = [*self.near.prefix, "iperf3", "-c", address, "-R", "-J", "-t", f"{seconds:g}"]
+        serve = [*self.far.prefix, "iperf3", "-s", "-1", "-B", address, "-p", str(IPERF3_PORT)]
+        with running(serve, subprocess.DEVNULL) as server:
+            until_listening(server, IPERF3_PORT)
+            ask = [*self.near.prefix, "iperf3", "-c", address, "-p", str(IPERF3_PORT), "-R", "-J", "-t", f"{seconds:g}"]
             done = subprocess.run(ask, capture_output=True, text=True, timeout=seconds + WAIT_S)
         said: dict[str, Any] = json.loads(done.stdout or "{}")
         if "error" in said or done.returncode:
@@ -210,9 +214,9 @@ def devices(space: str = "") -> list[str]:
 
 
 @contextmanager
-def running(line: Sequence[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
+def running(line: Sequence[str], stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A command's process, killed at the end."""
-    with subprocess.Popen(line, stdout=stdout, text=True) as process:
+    with subprocess.Popen(line, stdout=stdout) as process:
         try:
             yield process
         finally:
@@ -233,15 +237,25 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _listening(server: subprocess.Popen[str]) -> None:
-    assert server.stdout is not None
-    said = ""
-    while "listening" not in said:
-        ready, _, _ = select.select([server.stdout], [], [], WAIT_S)
-        more = os.read(server.stdout.fileno(), 4096) if ready else b""
-        if not more:
-            raise NotPossible(f"iperf3 does not serve: {said.strip() or 'it says nothing'}")
-        said += more.decode(errors="replace")
+def until_listening(process: subprocess.Popen[bytes], port: int = 0) -> None:
+    """Until a process in the namespace of this one's command listens on a TCP port: that one, or any.
+
+    Raises `NotPossible` if it ends instead, or nobody listens in good time.
+    """
+    ours, until = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            # `ip` becomes the command when it is inside
+            inside = os.stat(f"/proc/{process.pid}/ns/net").st_ino != ours
+            tables = [Path(f"/proc/{process.pid}/net/{table}").read_text() for table in ("tcp", "tcp6")]
+        except OSError:
+            continue
+        rows = [line.split() for table in tables for line in table.splitlines()]
+        ports = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == TCP_LISTEN}
+        if inside and (port in ports if port else ports):
+            return
+        time.sleep(0.01)
+    raise NotPossible(f"{process.args}: does not listen")
 
 
 def _quietly(*line: str) -> None:
@@ -254,7 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", type=int, default=1)
     parser.add_argument("--mbit", type=int, default=1000, help="rate of each link, 10^6 bit/s (default 1000)")
-    parser.add_argument("--far", default="", help="a command that runs at the far end meanwhile")
+    parser.add_argument(
+        "--far",
+        default="",
+        help="a command that runs at the far end meanwhile; COMMAND begins when something listens there",
+    )
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="default: iperf3 over each link, as a READ")
     options = parser.parse_args(arguments)
     try:
@@ -264,7 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rate = "" if options.command else f", iperf3 {spaces.iperf3(link=i):.3f} Gbit/s"
                 print(f"near {ends} far, {options.mbit} Mbit/s{rate}", file=sys.stderr, flush=True)
             if options.far:
-                held.enter_context(running([*spaces.far.prefix, *shlex.split(options.far)]))
+                far = held.enter_context(running([*spaces.far.prefix, *shlex.split(options.far)]))
+                until_listening(far)
             return subprocess.run([*spaces.near.prefix, *options.command]).returncode if options.command else 0
     except NotPossible as error:
         print(error, file=sys.stderr)

@@ -132,11 +132,19 @@ def test_nothing_is_left_of_a_killed_run(possible: bool, how: signal.Signals) ->
     assert left_of(run.pid) == []
 
 
-def test_a_command_runs_at_the_near_end_and_its_code_is_ours(possible: bool) -> None:
+def test_a_command_runs_at_the_near_end_when_the_far_one_listens(possible: bool) -> None:
     if not possible:
         return
-    look = "import os, sys; sys.exit(7 if 'link0' in os.listdir('/sys/class/net') else 1)"
-    assert netns.main(["--far", "sleep 60", "--", sys.executable, "-c", look]) == 7
+    far = f"{sys.executable} -c \"import socket; socket.create_server(('10.98.7.2', 9)).accept(); input()\""
+    near = "import socket, sys; socket.create_connection(('10.98.7.2', 9), 10); sys.exit(7)"
+    assert netns.main(["--far", far, "--", sys.executable, "-c", near]) == 7
+
+
+def test_a_far_end_that_ends_is_told_of(possible: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    if not possible:
+        return
+    assert netns.main(["--far", "true", "--", "true"]) == 2
+    assert "'true']: does not listen" in capsys.readouterr().err
 
 
 def test_a_link_carries_its_rate(possible: bool) -> None:
