@@ -12,9 +12,10 @@ from pdkv.errors import BoundsError
 from pdkv.ids import HASH_BYTES, Int32Array, PageHashes, UInt64Array
 from pdkv.transfer.orders import BoolArray
 
-ROW = np.dtype([("generation", "<u8"), ("hash", np.uint8, HASH_BYTES)])
-"""What a reader needs of a 64-byte page-table row: its first 40 bytes."""
 ROW_BYTES = 64
+_WORD = np.dtype("<u8")
+_HASH_WORDS = HASH_BYTES // _WORD.itemsize
+"""A row begins with its generation, a word; the words of its hash follow."""
 
 
 class LandingRows:
@@ -24,8 +25,11 @@ class LandingRows:
         memory = np.zeros(rows * ROW_BYTES + ROW_BYTES, np.uint8)
         skip = -memory.ctypes.data % ROW_BYTES
         self._bytes = memory[skip : skip + rows * ROW_BYTES]
-        self._rows = self._bytes.reshape(rows, ROW_BYTES)[:, : ROW.itemsize].view(ROW)[:, 0]
+        self._words: UInt64Array = self._bytes.view(_WORD).reshape(rows, ROW_BYTES // _WORD.itemsize)
         self._free = np.ones(rows, np.bool_)
+        self._free_count = rows
+        self._next = 0
+        """Where free rows are looked for first: after those that were taken last."""
 
     @property
     def address(self) -> int:
@@ -38,27 +42,40 @@ class LandingRows:
 
     @property
     def free(self) -> int:
-        return int(np.count_nonzero(self._free))
+        return self._free_count
 
     def table(self) -> UInt64Array:
         """uint64 [1, 5] strided descriptor table; index = row."""
         return np.array([(self.address, ROW_BYTES, 0, ROW_BYTES, self._free.size)], np.uint64)
 
     def take(self, count: int) -> Int32Array:
-        """`count` rows, ascending. Raises `BoundsError` if so many are not free."""
-        rows = np.flatnonzero(self._free)[:count].astype(np.int32)
-        if rows.size < count:
-            raise BoundsError("landing rows", count, f"at most {rows.size} free now")
+        """`count` rows (at least 1), ascending, neighbours if those next to the last ones are free.
+
+        Raises `BoundsError` if so many are not free.
+        """
+        if count > self._free_count:
+            raise BoundsError("landing rows", count, f"at most {self._free_count} free now")
+        if self._free_count == self._free.size or self._next + count > self._free.size:
+            self._next = 0  # the same rows again stay in the caches
+        first, last = self._next, self._next + count
+        if self._free[first:last].all():
+            rows = np.arange(first, last, dtype=np.int32)
+        else:
+            rows = np.flatnonzero(self._free)[:count].astype(np.int32)
+        self._next = int(rows[-1]) + 1
         self._free[rows] = False
+        self._free_count -= count
         return rows
 
     def give_back(self, rows: Int32Array) -> None:
         """Only when nothing can land in them any more."""
+        self._free_count += int(np.count_nonzero(~self._free[rows]))
         self._free[rows] = True
 
     def stale(self, rows: Int32Array, generations: UInt64Array, hashes: PageHashes) -> BoolArray:
         """bool [n]: the row that landed is not the announced one."""
-        landed = self._rows[rows]
-        same_hash = (landed["hash"] == hashes.rows()).all(axis=1)
-        fresh: BoolArray = (landed["generation"] == generations) & same_hash
-        return ~fresh
+        landed, due = self._words[rows.astype(np.intp)], np.frombuffer(hashes.raw, _WORD).reshape(-1, _HASH_WORDS)
+        differs: BoolArray = landed[:, 0] != generations
+        for word in range(_HASH_WORDS):  # columns: three times as fast as whole rows
+            differs |= landed[:, 1 + word] != due[:, word]
+        return differs

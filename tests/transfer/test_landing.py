@@ -31,6 +31,18 @@ def test_rows_are_aligned_and_given_out_once() -> None:
     assert set(landing.take(4).tolist()) == {7, *first.tolist()}
 
 
+def test_rows_of_a_read_are_neighbours_and_the_first_ones_serve_again() -> None:
+    landing = LandingRows(16)
+    first = landing.take(6)
+    second = landing.take(6)
+    assert (first.tolist(), second.tolist()) == (list(range(6)), list(range(6, 12)))
+    landing.give_back(first)
+    assert landing.take(5).tolist() == [0, 1, 2, 3, 4]  # past the end there is no room for 5
+    landing.give_back(np.arange(12, dtype=np.int32))
+    assert landing.free == 16
+    assert landing.take(2).tolist() == [0, 1]
+
+
 def test_a_page_is_fresh_only_if_generation_and_hash_are_the_announced_ones() -> None:
     landing = LandingRows(8)
     landing.take(2)
