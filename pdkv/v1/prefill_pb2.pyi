@@ -256,34 +256,32 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class PagesSealed(_message.Message):
-    """Columns over consecutive pages."""
+    """Columns over consecutive pages, little-endian: bytes, as an element of a repeated field is an object to some readers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
-    PAGE_IDS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    PAGE_IDS_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     hashes: _builtins.bytes
     """32 bytes a page."""
-    @_builtins.property
-    def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Two a page: main, index."""
-
+    generations: _builtins.bytes
+    """uint64."""
+    digests: _builtins.bytes
+    """Two uint64 a page: main, index."""
+    page_ids: _builtins.bytes
+    """int32."""
     def __init__(
         self,
         *,
         first_index: _builtins.int = ...,
         hashes: _builtins.bytes = ...,
-        page_ids: _abc.Iterable[_builtins.int] | None = ...,
-        generations: _abc.Iterable[_builtins.int] | None = ...,
-        digests: _abc.Iterable[_builtins.int] | None = ...,
+        generations: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
+        page_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

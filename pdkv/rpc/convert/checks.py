@@ -134,6 +134,15 @@ def column(field: str, values: Sized, dtype: npt.DTypeLike, count: int) -> npt.N
     return np.array(values, dtype)
 
 
+def raw_column(field: str, raw: bytes, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    """`count` entries from little-endian bytes: read-only, a view of them where the machine is little-endian, too."""
+    sent = np.dtype(dtype).newbyteorder("<")
+    if len(raw) != count * sent.itemsize:
+        have, due = len(raw), count * sent.itemsize
+        raise ProtocolError(f"{field} has {have} bytes, not {due} for {count} entries", field=field, have=have, due=due)
+    return np.frombuffer(raw, sent).astype(dtype, copy=False)
+
+
 def words(field: str, raw: bytes, dtype: str, most: int) -> npt.NDArray[Any]:
     """At most `most` values of 4 bytes."""
     if len(raw) % 4:

@@ -117,9 +117,9 @@ def _sealed_to_pb(pages: PagesSealed) -> prefill_pb2.PagesSealed:
     return prefill_pb2.PagesSealed(
         first_index=pages.first_index,
         hashes=pages.hashes.raw,
-        page_ids=pages.page_ids.tolist(),
-        generations=pages.generations.tolist(),
-        digests=pages.digests.reshape(-1).tolist(),
+        page_ids=pages.page_ids.astype("<i4", copy=False).tobytes(),
+        generations=pages.generations.astype("<u8", copy=False).tobytes(),
+        digests=pages.digests.astype("<u8", copy=False).tobytes(),
     )
 
 
@@ -128,15 +128,15 @@ def _sealed_from_pb(message: prefill_pb2.PagesSealed) -> PagesSealed:
     count = len(hashes)
     checks.within("hashes", count, 1, checks.MAX_PAGES)
     checks.within("first_index", message.first_index, 0, checks.MAX_PAGES - count)
-    page_ids = checks.column("page_ids", message.page_ids, np.int32, count)
+    page_ids = checks.raw_column("page_ids", message.page_ids, np.int32, count)
     if (lowest := int(page_ids.min())) <= SINK_PAGE:
         raise BoundsError("page_ids", lowest, "1 or more: page 0 is the write sink")
     return PagesSealed(
         first_index=message.first_index,
         hashes=hashes,
         page_ids=page_ids,
-        generations=checks.column("generations", message.generations, np.uint64, count),
-        digests=checks.column("digests", message.digests, np.uint64, 2 * count).reshape(count, 2),
+        generations=checks.raw_column("generations", message.generations, np.uint64, count),
+        digests=checks.raw_column("digests", message.digests, np.uint64, 2 * count).reshape(count, 2),
     )
 
 

@@ -47,6 +47,7 @@ def test_out_of_bounds(refused: Callable[[], object]) -> None:
         lambda: checks.matching("f", "host", checks.ADDRESS),
         lambda: checks.one_of("f", "c", ("a", "b")),
         lambda: checks.column("f", [1, 2], np.uint64, 3),
+        lambda: checks.raw_column("f", bytes(8), np.int32, 3),
         lambda: checks.rising("f", [0, 0], 9),
         lambda: checks.rising("f", [0, 9], 9),
         lambda: checks.present(common_pb2.Envelope(), "sender"),
@@ -64,6 +65,8 @@ def test_what_is_within_bounds_passes() -> None:
     assert checks.rising("f", [], 0) == ()
     assert checks.matching("f", "[::1]:80", checks.ADDRESS) == "[::1]:80"
     assert checks.column("f", [2**64 - 1], np.uint64, 1).tolist() == [2**64 - 1]
+    raw = checks.raw_column("f", bytes.fromhex("01000000feffffff"), np.int32, 2)
+    assert (raw.tolist(), raw.dtype) == ([1, -2], np.int32)
 
 
 def test_tokens_are_little_endian_and_writable() -> None:
