@@ -270,6 +270,11 @@ class DecodeConfig(NodeConfig):
     or * for any. Whatever is named gets the prompt and is believed about its pages."""
     queue_limit: Count = 64
     """Requests that may wait for pages; one more is refused."""
+    reserve: Literal["all", "late"] = "all"
+    """When a request gets its pages: all when it starts, or late: some ahead of what arrives, and it starts as soon as
+    it is sure to get the rest. Late, more requests run at once in a small pool, and wait for each other on the way."""
+    reserve_window_pages: Annotated[int, Field(ge=1)] = 1024
+    """Pages that a request takes ahead of its need where reserve is late: best two of prefill's chunks."""
     preempt: Literal["none", "offload", "recompute"] = "none"
     """What a decoding request does for one that waits at the head: nothing, or give its pages and bring them back from
     host memory, or compute them again."""
@@ -289,6 +294,14 @@ class DecodeConfig(NodeConfig):
     """Most tokens of a step when this node computes a prompt: whole pages. Between two steps other requests decode."""
     rank_addresses: Addresses = ()
     """The other ranks of a decode group that this node leads (`pdkv rank`), with settings as its own."""
+
+    @model_validator(mode="after")
+    def _late_possible(self) -> Self:
+        if self.reserve == "late" and self.preempt != "none":
+            raise ValueError("preempt: none where reserve is late: who has started can always end")
+        if self.reserve == "late" and self.rank_addresses:
+            raise ValueError("reserve: all where rank_addresses are given: ranks reserve together")
+        return self
 
 
 class RankConfig(NodeConfig):

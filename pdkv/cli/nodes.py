@@ -85,6 +85,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 read_deadline_s=config.read_deadline_s,
                 allow_fault_injection=config.allow_fault_injection,
                 queue_limit=config.queue_limit,
+                reserve_window_pages=config.reserve_window_pages if config.reserve == "late" else None,
                 preempt=PreemptPolicy(config.preempt),
                 offload_bytes=config.offload_bytes,
                 cache_answers=config.cache_answers,

@@ -1,11 +1,12 @@
 """Brings a request's prompt to this node: from one prefill node after another, or from this node's own engine.
 
-Guarantees: the request has all its pages before anything is asked of a prefill node; what was verified and committed in
-one attempt is kept for the next, and nothing else: first token, tail and draft state come from the attempt that ended
-well; pages that a failed attempt may still write to are replaced, and not waited for. A prefill node that refuses, or
-can't be reached, hands the request on to the next one whatever the policy; one that fails it after it had accepted
-ends it (`fail`), hands it on (`retry`), or leaves the rest to this node (`recompute`). Each node is asked once; once
-more only if it began a new life, if its pages were reused while they were read, or if its lease ran out.
+Guarantees: the request has all its pages, or is sure to get them, before anything is asked of a prefill node; what was
+verified and committed in one attempt is kept for the next, and nothing else: first token, tail and draft state come
+from the attempt that ended well; pages that a failed attempt may still write to are replaced, and not waited for. A
+prefill node that refuses, or can't be reached, hands the request on to the next one whatever the policy; one that fails
+it after it had accepted ends it (`fail`), hands it on (`retry`), or leaves the rest to this node (`recompute`). Each
+node is asked once; once more only if it began a new life, if its pages were reused while they were read, or if its
+lease ran out.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Attempts:
                 continue
             reservation = await self._reserve(replace(self._best_ask(), peer=address))
             self.retries += failed
-            pull = Pull(self._means.parts, self._wanted, reservation, link, patience)
+            pull = Pull(self._means.parts, self._wanted, reservation, link, patience, self._reach_page)
             try:
                 return await self._pull(pull, link)
             except PdkvError as error:
@@ -171,6 +172,8 @@ class Attempts:
         means, prompt = self._means, self._wanted.prompt
         reservation = await self._reserve(replace(self._ask, max_hit_pages=prompt.prefill_hit_pages))
         means.queue.settle(reservation)
+        # Steps work on all of its pages, also on those of the prompt that others may have brought by then.
+        await means.queue.reach(reservation, reservation.total_pages, until=reservation.total_pages)
         self.recomputed_tokens = len(prompt.tokens) - len(reservation.hit) * prompt.page_tokens
         done = await recompute(means.parts, self._wanted, reservation, means.settings.recompute_chunk_tokens)
         return Brought(done, _now())
@@ -208,7 +211,7 @@ class Attempts:
         return replace(ask, max_hit_pages=held.committed, drop_pages=0)
 
     async def _reserve(self, ask: Ask) -> Reservation:
-        """All pages of the request: those that are committed by now, and fresh ones for the others."""
+        """Pages of the request: those that are committed by now, and fresh ones for the others, or for some of them."""
         queue, held, self.reservation = self._means.queue, self.reservation, None
         if held is None:
             self._wanted.at(Stage.QUEUED)
@@ -220,6 +223,10 @@ class Attempts:
             self._first_hit = len(made.hit)
         self._wanted.at(Stage.RESERVED)
         return made
+
+    async def _reach_page(self, pages: int) -> None:
+        """Until it has so many of the prompt's."""
+        await self._means.queue.reach(self.reserved, pages, until=self._wanted.prompt.pages)
 
     # --- what an attempt came to ------------------------------------------------------------------------------------
 

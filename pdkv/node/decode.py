@@ -1,8 +1,8 @@
 """The decode node: pulls a prompt's missing pages, admits on proof, then decodes.
 
 Guarantees: no token leaves this node before every page of the prompt is committed and prefill's account equals its
-own; every page of a request is reserved before anything is asked of a prefill node; a request always ends, with tokens
-or with a named error, and gives back all it held.
+own; every page of a request is reserved, or sure to be, before anything is asked of a prefill node; a request always
+ends, with tokens or with a named error, and gives back all it held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from itertools import count
 
-from pdkv.errors import BoundsError, Draining, DuplicateRequest
+from pdkv.errors import BoundsError, ConfigError, Draining, DuplicateRequest
 from pdkv.ids import RequestId
 from pdkv.node.attempts import Attempts, Means
 from pdkv.node.base import NodeParts
@@ -26,7 +26,7 @@ from pdkv.node.links import Links
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeIntro, NodeStatus
 from pdkv.node.peers import PeerBook
 from pdkv.node.ports import PrefillDirectory
-from pdkv.node.preemption import Preemption
+from pdkv.node.preemption import Preemption, PreemptPolicy
 from pdkv.node.prompt import Prompt, plan_prompt
 from pdkv.node.queue import AdmissionQueue, Ask
 from pdkv.node.settings import DecodeSettings
@@ -45,7 +45,13 @@ class DecodeNode:
         self.settings = settings
         self.peers = PeerBook(parts)
         share = int(settings.peer_pages_share * (parts.pool.num_pages - 1))
-        self.queue = AdmissionQueue(parts.manager, limit=settings.queue_limit, peer_pages=share)
+        _require_late_possible(parts, settings)
+        self.queue = AdmissionQueue(
+            parts.manager,
+            limit=settings.queue_limit,
+            peer_pages=share,
+            window_pages=settings.reserve_window_pages,
+        )
         self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
         self.links = Links(parts, self.peers, directory, settings.prefill_addresses, settings.prefill_allow)
         self.keeper = PeerKeeper(self.peers, self.links.probe, settings.keeper)
@@ -107,7 +113,7 @@ class DecodeNode:
             self._idle.changed()
 
     async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
-        """Reserve everything, when it is the request's turn, bring the prompt in, decode; give everything back."""
+        """Reserve what is needed, when it is the request's turn, bring the prompt in, decode; give everything back."""
         began_s = _now()
         parts = self.parts
         slots = len(prompt.tokens) + request.sampling.max_tokens + parts.contract.draft_tokens
@@ -128,6 +134,7 @@ class DecodeNode:
         try:
             brought = await attempts.run()
             arrived = Arrived(
+                self.queue,
                 request,
                 prompt,
                 ask,
@@ -148,6 +155,18 @@ class DecodeNode:
         self._turn += 1
         turn = self._turn % max(len(addresses), 1)
         return self.links.best_first(addresses[turn:] + addresses[:turn])
+
+
+def _require_late_possible(parts: NodeParts, settings: DecodeSettings) -> None:
+    """Raises `ConfigError` where pages that come later don't go with another setting."""
+    if settings.reserve_window_pages is None:
+        return
+    if parts.barrier is not None:
+        raise ConfigError(
+            "reserve", "late", "all in a group of ranks: their log has no entry for pages that come later"
+        )
+    if settings.preempt is not PreemptPolicy.NONE:
+        raise ConfigError("preempt", settings.preempt.value, "none where reserve is late: who started can end anyway")
 
 
 def _now() -> float:

@@ -1,8 +1,9 @@
 """An admitted request, token by token, whatever happens to its pages in between.
 
 Guarantees: a page that was sealed as the prompt's tail is void before a token of the answer is written to it; between
-two steps, and only there, the request gives way if it was asked to; however it ends, its pages are given back. Of an
-answer that came to its end, and of no other, the full pages are in the tree before its end is said.
+two steps, and only there, the request gives way if it was asked to, or waits for the pages of the next step if it
+hasn't got all from the start; however it ends, its pages are given back. Of an answer that came to its end, and of no
+other, the full pages are in the tree before its end is said.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from pdkv.node.base import NodeParts
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, PrefillDone, Shipment, Token
 from pdkv.node.preemption import Preemption, Runner
 from pdkv.node.prompt import Prompt, answer_hashes
-from pdkv.node.queue import Ask
+from pdkv.node.queue import AdmissionQueue, Ask
 from pdkv.node.speculation import Decoder
 from pdkv.node.stages import Stage
+
+ANSWER_AHEAD = 4
+"""Pages of an answer that are taken ahead of its need: an answer may end long before its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A request whose prompt is on this node."""
 
+    queue: AdmissionQueue
     request: GenerateRequest
     prompt: Prompt
     ask: Ask
@@ -57,6 +62,7 @@ async def decode(
         while not answer.over:
             if runner.asked:
                 await preemption.give_way(runner)
+            await _places(parts, arrived.queue, runner)
             parts.at(Stage.DECODING, request.request_id)
             for token in await parts.steps.run(decoder.step, answer):
                 runner.said.append(token.token)
@@ -76,6 +82,18 @@ async def decode(
             recomputed_tokens=arrived.recomputed_tokens,
         )
     )
+
+
+async def _places(parts: NodeParts, queue: AdmissionQueue, runner: Runner) -> None:
+    """The request has the pages that its next step writes to, drafts included."""
+    answer, reservation = runner.answer, runner.reservation
+    have = len(reservation.sequence)
+    pages = -(-(answer.place + 1 + parts.contract.draft_tokens) // runner.prompt.page_tokens)
+    if pages <= have:
+        return
+    await queue.reach(reservation, pages, until=min(pages + ANSWER_AHEAD, reservation.total_pages))
+    parts.manager.take_private(reservation, reservation.sequence[have:])
+    answer.pages = reservation.sequence
 
 
 async def _cache_answer(parts: NodeParts, runner: Runner) -> None:

@@ -8,7 +8,7 @@ a read without a proven end are quarantined before anything else may have them, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -106,6 +106,8 @@ class Intake:
     read_deadline_s: float
     moved: Callable[[], None] = lambda: None
     """Called when a read has ended with all its data."""
+    reach: Callable[[int], Awaitable[None]] | None = None
+    """Waits until the reservation has so many pages of its sequence; None: it has all."""
     _next: int = 0
     _last: asyncio.Task[None] | None = None
 
@@ -134,7 +136,7 @@ class Intake:
             )
         if sealed.hashes != self.prompt.hashes.part(self._next, last):
             raise ProtocolError("announced page hashes are not those of the prompt", first=self._next, last=last)
-        self._start(sealed, private=False)
+        self._start(sealed)
         self._next = last
 
     def announce_tail(self, sealed: PagesSealed | None) -> None:
@@ -153,7 +155,7 @@ class Intake:
             return
         if sealed.first_index != self.prompt.recorded_pages:
             raise ProtocolError("tail page index", have=sealed.first_index, expected=self.prompt.recorded_pages)
-        self._start(sealed, private=True)
+        self._start(sealed)
 
     async def finish(self) -> None:
         """Wait until every announced page is committed, on every rank of a group."""
@@ -162,25 +164,26 @@ class Intake:
         if self.parts.barrier:
             await self.parts.barrier()
 
-    def _start(self, sealed: PagesSealed, *, private: bool) -> None:
+    def _start(self, sealed: PagesSealed) -> None:
         n = len(sealed.hashes)
         if sealed.page_ids.shape != (n,) or sealed.generations.shape != (n,) or sealed.digests.shape != (n, 2):
             shapes = (n, sealed.page_ids.shape, sealed.generations.shape, sealed.digests.shape)
             raise BoundsError("columns of announced pages", shapes, "one entry a page, two digests")
         remote = RemotePages.checked(sealed.page_ids, self.peer.pool.num_pages)
-        local = self.reservation.sequence[sealed.first_index : sealed.first_index + n]
-        if private:
-            self.parts.manager.take_private(self.reservation, local)
-        self._last = self.pulls.create_task(self._pull(sealed, local, remote, self._last))
+        self._last = self.pulls.create_task(self._pull(sealed, remote, self._last))
 
-    async def _pull(
-        self, sealed: PagesSealed, local: LocalPages, remote: RemotePages, before: asyncio.Task[None] | None
-    ) -> None:
+    async def _pull(self, sealed: PagesSealed, remote: RemotePages, before: asyncio.Task[None] | None) -> None:
         """Read and verify at once, commit after the pages before: only a committed prefix is ever extended."""
+        first, stop = sealed.first_index, sealed.first_index + len(sealed.hashes)
+        if self.reach is not None:
+            await self.reach(stop)
+        local, tail = self.reservation.sequence[first:stop], first >= self.prompt.recorded_pages
+        if tail:
+            self.parts.manager.take_private(self.reservation, local)
         verified = await self._read_verified(sealed, local, remote)
         if before is not None:
             await before
-        if sealed.first_index < self.prompt.recorded_pages:
+        if not tail:
             self.parts.manager.commit(verified)
             self.due.at(Stage.COMMITTED)
         else:

@@ -8,6 +8,7 @@ ended; it doesn't wait for a node that is not heard of any more, or that brings 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -60,13 +61,23 @@ class Pull:
     """One request's prompt on its way from a prefill node into this node's tree."""
 
     def __init__(
-        self, parts: NodeParts, wanted: Wanted, reservation: Reservation, link: Link, patience: Patience
+        self,
+        parts: NodeParts,
+        wanted: Wanted,
+        reservation: Reservation,
+        link: Link,
+        patience: Patience,
+        reach: Callable[[int], Awaitable[None]],
     ) -> None:
+        """`reach` waits until the reservation has so many pages of its sequence."""
         self._parts = parts
         self._wanted = wanted
         self._reservation = reservation
         self._link = link
         self._patience = patience
+        self._reach = reach
+        self._short = 0
+        """Announcements that wait for pages of this node."""
         self._envelope = parts.envelope(link.intro.name)
         self._lease: Accepted | None = None
         self._leased = asyncio.Event()
@@ -84,7 +95,14 @@ class Pull:
         prompt, parts = self._wanted.prompt, self._parts
         async with together() as group:
             intake = Intake(
-                parts, self._link.intro, self._wanted, self._reservation, group, self._patience.read_s, self._move
+                parts,
+                self._link.intro,
+                self._wanted,
+                self._reservation,
+                group,
+                self._patience.read_s,
+                self._move,
+                self._places,
             )
             aside = [group.create_task(self._renew()), group.create_task(self._watch(intake))]
             brought = await self._follow(request_id, intake)
@@ -189,7 +207,9 @@ class Pull:
         patience = self._patience
         while True:
             now_s = _now()
-            if not self._listening and not intake.reading:
+            if self._short:
+                self._moved_s = now_s  # the node has to live, but it is not the one that is waited for
+            elif not self._listening and not intake.reading:
                 self._move()  # what is left to do is this node's
             left_s = min(self._heard_s + patience.silence_s, self._moved_s + patience.stall_s) - now_s
             if left_s <= 0:
@@ -197,6 +217,15 @@ class Pull:
             await asyncio.sleep(left_s)
             if _now() - now_s - left_s > LATE_SHARE * patience.silence_s:
                 self._move()
+
+    async def _places(self, pages: int) -> None:
+        """Until this node has so many of the request's pages."""
+        self._short += 1
+        try:
+            await self._reach(pages)
+        finally:
+            self._short -= 1
+            self._moved_s = _now()
 
     def _given_up(self, now_s: float) -> PeerLost | DeadlineExceeded:
         silent_s, stalled_s = now_s - self._heard_s, now_s - self._moved_s

@@ -1,14 +1,17 @@
 """Who may reserve pages next: a bounded queue before the cache manager's `reserve`.
 
-Guarantees: a waiting request holds neither locks nor pages; what can never fit is refused at once, and so is whoever
-finds the queue full; whoever stops waiting, by deadline or cancelled, leaves nothing behind. Pages go to the head as
-soon as they suffice for it. Another one may pass the head only if it wants fewer pages in all, fits now, no room is
-being made for the head, and the head was passed less than `pass_limit` times: so a long request gets in after at most
-`pass_limit` short ones for itself and for each that was ahead of it.
+Guarantees: a request that waits to start holds neither locks nor pages; what can never fit is refused at once, and so
+is whoever finds the queue full; whoever stops waiting, by deadline or cancelled, leaves nothing behind. Pages go to the
+head as soon as they suffice for it. Another one may pass the head only if it wants fewer pages in all, fits now, no
+room is being made for the head, and the head was passed less than `pass_limit` times: so a long request gets in after
+at most `pass_limit` short ones for itself and for each that was ahead of it.
 
-Pages reserved for prompts that one prefill node is to bring are at most `peer_pages`, but for a request that is the
-only one to wait for that node. Who would exceed it stands aside: it keeps its place and is not the head, so a node that
-has stopped holds up those who wait for it, and nobody else.
+With a window a request starts when it is sure to get all its pages (`granting`), has those of the window, and gets the
+others as they are needed (`reach`). Those who have started come before all who have not, in the order of their start,
+and are passed by the same rule: while one of them waits, few start, so those who run end and it gets its pages.
+
+Pages reserved for prompts that one prefill node is to bring are bounded (`shares`). Who would exceed that stands aside:
+it keeps its place and is not the head, so a node that has stopped holds up those who wait for it, and nobody else.
 
 A request that was retracted comes again: it waits before all that are new, but behind a new one that is the head by
 then, for which it may have been retracted. A priority is for eviction alone: were it to order the queue as well, a
@@ -19,14 +22,15 @@ loop.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdkv.errors import CapacityError, IntegrityError, PdkvError
-from pdkv.ids import PageHashes, ReservationId
+from pdkv.errors import BoundsError, CapacityError, IntegrityError, PdkvError
+from pdkv.ids import PageHashes
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.shortage import never_fits
+from pdkv.node.shares import PeerShares
 
 PASS_LIMIT = 8
 
@@ -56,6 +60,28 @@ class _Waiting:
     passed: int = 0
     """How often others went in while it was the head."""
 
+    @property
+    def size(self) -> int:
+        """Pages in all."""
+        return self.ask.pages
+
+
+@dataclass(eq=False, slots=True)
+class _Growing:
+    """A request that has started and waits for more of its pages."""
+
+    reservation: Reservation
+    pages: int
+    """So many of its sequence have to be there,"""
+    most: int
+    """and so many may."""
+    granted: asyncio.Future[None]
+    passed: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.reservation.total_pages
+
 
 class AdmissionQueue:
     """In front of one manager, whose `on_room` it takes."""
@@ -67,27 +93,33 @@ class AdmissionQueue:
         limit: int = 64,
         pass_limit: int = PASS_LIMIT,
         peer_pages: int | None = None,
+        window_pages: int | None = None,
         make_room: Callable[[int], bool] = lambda short_pages: False,
     ) -> None:
         """At most `limit` new requests wait for room, and as many in each peer's share, `peer_pages` (None: all there
-        are). `make_room` hears how many pages a new request at the head lacks, and says whether some are being given
-        back for it."""
+        are). With `window_pages` a request takes so many of its pages ahead of its need, else all when it starts.
+        `make_room` hears how many pages a new request at the head lacks, and says whether some are being given back
+        for it."""
         self.limit = limit
         self.make_room = make_room
+        self.shares = PeerShares(peer_pages)
         self._manager = manager
         self._pass_limit = pass_limit
-        self._peer_pages = peer_pages
-        self._charged: dict[ReservationId, tuple[str, int]] = {}
-        """Peer and pages of each reservation whose prompt is to come."""
-        self._of_peer: Counter[str] = Counter()
-        """Those pages, summed up."""
+        self._window_pages = window_pages
         self._line: list[_Waiting] = []
+        self._growing: list[_Growing] = []
+        """In the order of their start."""
         self._due = False
         manager.on_room = self._room
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Requests that wait to start."""
         return len(self._line)
+
+    @property
+    def growing(self) -> int:
+        """Requests that have started and wait for pages."""
+        return len(self._growing)
 
     def require_possible(self, ask: Ask) -> None:
         """Raises `NeverFits` for what is larger than the whole pool."""
@@ -133,6 +165,26 @@ class AdmissionQueue:
             return waiting.granted.result()
         return await self.admit(ask, again=True)
 
+    async def reach(self, reservation: Reservation, pages: int, *, until: int) -> None:
+        """Return once `pages` of its sequence are there. A window more are taken, as far as `until`, unless somebody
+        waits for pages. Raises `ReservationDead`, `BoundsError` beyond those that it may ever have."""
+        have, most = len(reservation.sequence), min(pages + (self._window_pages or 0), until)
+        if pages <= have:
+            if have < most and not self._growing:
+                self._given(reservation, most - have)
+            return
+        if pages > reservation.total_pages:
+            raise BoundsError("pages of a sequence", pages, f"at most {reservation.total_pages}")
+        waiting = _Growing(reservation, pages, max(pages, most), asyncio.get_running_loop().create_future())
+        insort(self._growing, waiting, key=lambda each: each.reservation.id)
+        try:
+            self._advance()
+            await waiting.granted
+        finally:
+            if waiting in self._growing:
+                self._growing.remove(waiting)
+                self._room()
+
     def _require_unheld(self, ask: Ask) -> None:
         census = self._manager.census()
         left, held = census["total"] - census["quarantined"], census["quarantined"]
@@ -142,10 +194,7 @@ class AdmissionQueue:
 
     def settle(self, reservation: Reservation) -> None:
         """Its prompt has come, or nobody is to bring it any more: its pages count for no peer. Idempotent."""
-        peer, pages = self._charged.pop(reservation.id, ("", 0))
-        if peer:
-            self._of_peer[peer] -= pages
-            self._of_peer += Counter()  # drops those with nothing
+        if self.shares.settle(reservation):
             self._room()
 
     def retry(self) -> None:
@@ -160,25 +209,62 @@ class AdmissionQueue:
 
     def _room(self) -> None:
         """The manager is amid its work: look at the queue right after."""
-        if self._line and not self._due:
+        if (self._line or self._growing) and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
-        """Let in who fits, in order, and by the rule of passing."""
+        """Give pages to those who have started, let in who fits, in order, and by the rule of passing."""
         self._due = False
+        if first := self._grow():
+            return self._pass(first, self._line[:])
         while (head := self._head()) and self._served(head):
             self._line.remove(head)
-        if head is None:
+        if head is None or (not head.again and self.make_room(_short_pages(head))):
             return
-        if not head.again and self.make_room(_short_pages(head)):
-            return
-        for other in self._line[self._line.index(head) + 1 :]:
-            if head.passed >= self._pass_limit:
+        self._pass(head, self._line[self._line.index(head) + 1 :])
+
+    def _pass(self, first: _Waiting | _Growing, others: list[_Waiting]) -> None:
+        """Let in those behind the first one that may pass it."""
+        for other in others:
+            if first.passed >= self._pass_limit:
                 return
-            if other.ask.pages < head.ask.pages and not self._aside(other) and self._served(other):
+            if other.size < first.size and not self._aside(other) and self._served(other):
                 self._line.remove(other)
-                head.passed += 1
+                first.passed += 1
+
+    def _grow(self) -> _Growing | None:
+        """The first that goes on waiting, when all got what they can get: what one gets may be what makes it certain
+        for another."""
+        moved = True
+        while moved:
+            served = [each for each in self._growing if self._grown(each)]
+            self._growing = [each for each in self._growing if each not in served]
+            moved = bool(served)
+        return self._growing[0] if self._growing else None
+
+    def _grown(self, waiting: _Growing) -> bool:
+        """True if it needn't wait any more. It gets a window, or what it needs, or, where that would be unsafe, all."""
+        reservation = waiting.reservation
+        have, alone = len(reservation.sequence), len(self._growing) == 1
+        ways = [waiting.pages, reservation.total_pages] if have < waiting.pages else []
+        if alone:
+            ways.insert(0, waiting.most)
+        try:
+            if not waiting.granted.done() and (not ways or any(self._given(reservation, to - have) for to in ways)):
+                waiting.granted.set_result(None)
+        except PdkvError as error:
+            waiting.granted.set_exception(error)
+        return waiting.granted.done()
+
+    def _given(self, reservation: Reservation, count: int) -> bool:
+        """So many more pages, if that may be."""
+        try:
+            self.shares.require_growth(reservation, count)
+            self._manager.grow(reservation, count)
+        except CapacityError:
+            return False
+        return True
 
     def _head(self) -> _Waiting | None:
         """The first that doesn't stand aside."""
@@ -186,17 +272,33 @@ class AdmissionQueue:
 
     def _aside(self, waiting: _Waiting) -> bool:
         """With it, more pages would be reserved for its peer than may be."""
-        ask = waiting.ask
-        held = self._of_peer[ask.peer] if ask.peer else 0
-        if waiting.granted.done() or self._peer_pages is None or not held:
+        if waiting.granted.done() or not self.shares.waiting(waiting.ask.peer):
             return False
-        found = self._manager.tree.match(ask.hashes, limit=ask.max_hit_pages).pages.size
-        wanted = ask.pages - max(found - ask.drop_pages, 0)
-        if held + wanted <= self._peer_pages:
+        ways, lacking = self._ways(waiting)
+        return not any(self._within_share(waiting, lacking, count) for count in ways)
+
+    def _within_share(self, waiting: _Waiting, lacking: int, count: int) -> bool:
+        try:
+            self.shares.require_start(waiting.ask.peer, lacking, count)
+        except CapacityError as error:
+            waiting.refused = error
             return False
-        words = f"{held} pages are reserved for prompts from {ask.peer}, {wanted} more exceed {self._peer_pages}"
-        waiting.refused = CapacityError(words, peer=ask.peer, held_pages=held, wanted_pages=wanted)
         return True
+
+    def _ways(self, waiting: _Waiting) -> tuple[list[int], int]:
+        """With how many of its pages it may start, the best way first, and how many it lacks.
+
+        With a window, or with all where that alone is safe; who comes again may have been given its window before, and
+        then it is safe to be without it.
+        """
+        ask = waiting.ask
+        found = self._manager.tree.match(ask.hashes, limit=ask.max_hit_pages).pages.size
+        found = max(found - ask.drop_pages, 0)
+        lacking = ask.pages - found
+        if self._window_pages is None:
+            return [lacking], lacking
+        first = min(self._window_pages, len(ask.hashes) + 1 - found, lacking)
+        return [first, *([0] if waiting.again else []), lacking], lacking
 
     def _beside(self, waiting: _Waiting) -> int:
         """Others that wait for what it waits for: room in the pool, or in its peer's share."""
@@ -208,6 +310,13 @@ class AdmissionQueue:
         """True if it needn't wait any more."""
         if waiting.granted.done():
             return True
+        if self._window_pages is None:  # whoever asks has looked whether it stands aside
+            return self._reserved(waiting, None)
+        ways, lacking = self._ways(waiting)
+        return any(self._within_share(waiting, lacking, n) and self._reserved(waiting, n) for n in ways)
+
+    def _reserved(self, waiting: _Waiting, ahead: int | None) -> bool:
+        """True if it has its pages, or an error that isn't about room."""
         ask = waiting.ask
         try:
             made = self._manager.reserve(
@@ -216,6 +325,7 @@ class AdmissionQueue:
                 max_hit_pages=ask.max_hit_pages,
                 drop_pages=ask.drop_pages,
                 priority=ask.priority,
+                ahead=ahead,
             )
         except CapacityError as error:
             waiting.refused = error
@@ -224,8 +334,7 @@ class AdmissionQueue:
             waiting.granted.set_exception(error)
         else:
             if ask.peer:
-                self._charged[made.id] = (ask.peer, len(made.pages))
-                self._of_peer[ask.peer] += len(made.pages)
+                self.shares.charge(ask.peer, made)
             waiting.granted.set_result(made)
         return True
 

@@ -23,6 +23,9 @@ class DecodeSettings:
     allow_fault_injection: bool = False
     queue_limit: int = 64
     """Requests that may wait for pages."""
+    reserve_window_pages: int | None = None
+    """A request takes so many of its pages ahead of their need, and is sure to get the rest; None: it takes all when
+    it starts."""
     preempt: PreemptPolicy = PreemptPolicy.NONE
     """How a decoding request gives its pages to one that waits."""
     offload_bytes: int = 1 << 30

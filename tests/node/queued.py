@@ -59,8 +59,8 @@ def play(scenario: Callable[[Bench], Awaitable[None]], **settings: int) -> Bench
         for reservation in bench.has.values():
             bench.queue.settle(reservation)
             bench.manager.end(reservation)
-        assert not bench.queue._charged
-        assert not bench.queue._of_peer
+        assert len(bench.queue.shares) == 0
+        assert bench.queue.growing == 0
         assert bench.free() + bench.manager.census()["cached"] == PAGES
         bench.manager.check()
         return bench

@@ -101,7 +101,7 @@ def test_an_exchange_keeps_what_was_committed_and_goes_out_of_turn() -> None:
         await bench.come("head", 3)
         new = await bench.queue.exchange(old, ask(8, hashes, peer="q"))
         assert (old.alive, len(new.hit), len(new.pages)) == (False, 3, 5)
-        assert dict(bench.queue._of_peer) == {"q": 5}
+        assert [bench.queue.shares.waiting(peer) for peer in "pq"] == [0, 1]
         assert bench.order == []
         bench.has["new"] = new
 

@@ -189,7 +189,7 @@ class Trio:
             manager.check()
             assert (len(manager.reservations), len(manager.leased), len(manager.held_back)) == (0, 0, 0)
         queue = self.decode.queue
-        assert (len(queue), len(queue._charged), len(self.decode.farewells)) == (0, 0, 0)
+        assert (len(queue), len(queue.shares), len(self.decode.farewells)) == (0, 0, 0)
         assert not self.reread
 
 

@@ -115,11 +115,17 @@ def row_buffer_reused() -> Any:
 def commit_deferred() -> Any:
     """No breach by itself: commits come a little later, whether or not the request has ended; then they are refused."""
 
-    async def pull(intake: Intake, sealed: Any, local: LocalPages, remote: Any, before: Any) -> None:
+    async def pull(intake: Intake, sealed: Any, remote: Any, before: Any) -> None:
+        first, stop = sealed.first_index, sealed.first_index + len(sealed.hashes)
+        if intake.reach is not None:
+            await intake.reach(stop)
+        local, tail = intake.reservation.sequence[first:stop], first >= intake.prompt.recorded_pages
+        if tail:
+            intake.parts.manager.take_private(intake.reservation, local)
         verified = await intake._read_verified(sealed, local, remote)
         if before is not None:
             await before
-        if sealed.first_index >= intake.prompt.recorded_pages:
+        if tail:
             return intake.parts.manager.seal_private(intake.reservation, verified)
         loop = asyncio.get_running_loop()
         committed = loop.create_future()

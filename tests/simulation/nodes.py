@@ -54,12 +54,15 @@ class Shape:
     landing_rows: int
     pace: float
     """How much longer than others its steps take."""
+    window_pages: int | None
+    """Pages that a request takes ahead of its need; None: all at once."""
     preempt: PreemptPolicy
     placements: tuple[PlacementKind, ...]
     chunk_pages: int
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Shape:
+        window_pages = rng.choice((None, None, 1, 3))
         return cls(
             prefill_pages=rng.choice((12, 16, 28)),
             decode_pages=rng.choice((12, 16, 28)),
@@ -74,7 +77,8 @@ class Shape:
             landing_rows=rng.choice((12, 48)),
             one_sided=rng.random() < 0.5,
             pace=rng.choice((1.0, 1.0, 12.0)),
-            preempt=rng.choice(tuple(PreemptPolicy)),
+            window_pages=window_pages,
+            preempt=PreemptPolicy.NONE if window_pages else rng.choice(tuple(PreemptPolicy)),
             placements=rng.choice((("page_major",), ("layer_major",), ("page_major", "layer_major"))),
             chunk_pages=rng.choice((1, 2, 4)),
         )
@@ -91,6 +95,11 @@ class WatchedManager(CacheManager):
         reservation = super().reserve(hashes, total_pages, **limits)
         self._life.require_quiet(reservation.pages)
         return reservation
+
+    def grow(self, reservation: Reservation, count: int) -> None:
+        have = len(reservation.sequence)
+        super().grow(reservation, count)
+        self._life.require_quiet(reservation.sequence[have:])
 
 
 class _Claims(Watch):
@@ -273,6 +282,7 @@ class Fleet:
                 prefill_addresses=("p0", "p1"),
                 read_deadline_s=shape.read_deadline_s,
                 queue_limit=6,
+                reserve_window_pages=shape.window_pages,
                 preempt=shape.preempt,
                 offload_bytes=20 * FORMAT.page_bytes,
                 silence_s=shape.silence_s,
