@@ -23,6 +23,7 @@ from pdkv.cli.options import ServeOptions
 from pdkv.cli.signals import end_at_once
 from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, Draining, PeerLost
+from pdkv.machine.heap import keep_freed
 from pdkv.node.flow import deadline, together
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.server import GrpcServer
@@ -127,6 +128,7 @@ def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], opt
     if options.exit_with is not None:
         die_with(options.exit_with)
     set_up_logging(config)
+    keep_freed()
 
     async def main() -> None:
         await serve()

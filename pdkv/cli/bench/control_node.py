@@ -25,6 +25,7 @@ from pdkv.geometry.page_layout import Group, PageFormat, Segment
 from pdkv.geometry.row_format import IndexFormat, RowFormat, RowPart
 from pdkv.ids import PageHashes, RequestId
 from pdkv.kvcache.manager import CacheManager
+from pdkv.machine.heap import keep_freed
 from pdkv.node.base import NodeParts
 from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.flow import together
@@ -92,6 +93,7 @@ def run_node(spec: NodeSpec, pipe: Connection, parent: int) -> None:
     """The whole life of the process: sends its address, then a `Spent` whenever it is asked to `MEASURE`."""
     die_with(parent)
     logging.basicConfig(level="ERROR", format=f"{spec.role}: %(message)s")
+    keep_freed()  # as every serving process
     probe = Probe()
     probe.attach()
     asyncio.run(_life(spec, pipe, probe))

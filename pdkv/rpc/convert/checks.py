@@ -161,12 +161,15 @@ def rising(field: str, values: Iterable[int], below: int) -> tuple[int, ...]:
 
 
 def tokens_from(raw: bytes) -> UInt32Array:
-    """A writable uint32 column from 4 bytes a token, little-endian."""
+    """A read-only uint32 column over 4 bytes a token, little-endian: not a copy, on a machine that is little-endian."""
     if len(raw) % 4:
         raise BoundsError("tokens, bytes", len(raw), "a multiple of 4")
     within("tokens", len(raw) // 4, 1, MAX_TOKENS)
-    return np.frombuffer(raw, "<u4").astype(np.uint32)
+    return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
 
 
 def tokens_raw(tokens: UInt32Array) -> bytes:
-    return tokens.astype("<u4", copy=False).tobytes()
+    """What `tokens_from` takes; the very bytes, if the column is one that came from there."""
+    sent = tokens.astype("<u4", copy=False)
+    whole = sent.base
+    return whole if isinstance(whole, bytes) and len(whole) == sent.nbytes else sent.tobytes()

@@ -69,12 +69,15 @@ def test_what_is_within_bounds_passes() -> None:
     assert (raw.tolist(), raw.dtype) == ([1, -2], np.int32)
 
 
-def test_tokens_are_little_endian_and_writable() -> None:
-    tokens = checks.tokens_from(bytes.fromhex("01000000ffffffff"))
+def test_tokens_are_little_endian_and_not_copied() -> None:
+    raw = bytes.fromhex("01000000ffffffff")
+    tokens = checks.tokens_from(raw)
     assert tokens.tolist() == [1, 2**32 - 1]
     assert tokens.dtype == np.uint32
-    assert tokens.flags.writeable
-    assert checks.tokens_raw(tokens) == bytes.fromhex("01000000ffffffff")
+    assert checks.tokens_raw(tokens) is raw
+    assert checks.tokens_raw(tokens[1:]) == raw[4:]
+    assert checks.tokens_raw(tokens[::-1]) == raw[4:] + raw[:4]
+    assert checks.tokens_raw(np.array([1, 2**32 - 1], np.uint32)) == raw
 
 
 def test_a_message_over_the_limit_is_refused_by_name() -> None:
