@@ -51,5 +51,18 @@ model:
 sim: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds 20000 --jobs 2 $(ARGS)
 
+# root, and podman, runc, debootstrap and iproute2 of Debian 12 or newer; ARGS="--twice" builds it twice and compares
+image-test: $(STAMP)
+	$(BIN)/python -m tests.deploy.image $(ARGS)
+
+# with the KUBECONFIG of a cluster that may pull IMAGE; without one it says that it did nothing
+deploy-test: $(STAMP)
+	$(BIN)/python -m tests.deploy.e2e $(ARGS)
+
+# with Docker's own base image, or BASE="debian@sha256:…"; the same commit makes the same image
+image:
+	docker build -f deploy/docker/Dockerfile -t pdkv:0.1.0 $(if $(BASE),--build-arg BASE=$(BASE)) \
+	  --build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(ARGS) .
+
 clean:
 	rm -rf $(VENV)

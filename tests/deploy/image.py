@@ -1,0 +1,264 @@
+"""Builds the image and runs it, as docs/deploy.md says and as the manifests would: `make image-test`.
+
+    python -m tests.deploy.image [--folder FOLDER] [--twice]
+
+Guarantees: each thing that is looked at is said, with what was seen; what is wrong ends it with exit code 1, what this
+machine lacks with 2; containers and networks are gone afterwards, images stay for the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pdkv import __version__
+from tests.deploy.cluster import K8S, Cluster, Workload
+from tests.deploy.engine import Engine, NotPossible, limits, needed
+from tests.deploy.pages import run_by
+from tests.deploy.settings import quantity
+
+IMAGE = f"pdkv:{__version__}"
+MOST_BYTES = 1_500_000_000
+USER = "10001:10001"
+MBIT = 200
+NETWORKS = ("pdkv-control", "pdkv-pages")
+LOCK = """
+import ctypes, mmap
+memory = mmap.mmap(-1, 64 << 20)
+start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+raise SystemExit(ctypes.CDLL(None).mlock(start, 64 << 20) != 0)
+"""
+
+
+def said(what: str, seen: object) -> None:
+    print(f"ok: {what}: {seen}", flush=True)
+
+
+def is_clean(engine: Engine) -> None:
+    """hadolint has nothing to say."""
+    linter = Path(sys.executable).with_name("hadolint")
+    engine.run(str(linter), "deploy/docker/Dockerfile")
+    said("hadolint", engine.run(str(linter), "--version").stdout.strip())
+
+
+def does_what_the_page_says(engine: Engine) -> None:
+    """Each block is run as it stands; the three containers serve a request, and end when they are told to."""
+    engine.base()
+    engine.remove(["prefill-0", "decode-0", "router"], ["pdkv"])
+    for block in run_by("make image-test"):
+        began_s = time.monotonic()
+        done = engine.run("bash", "-euo", "pipefail", "-c", block.text, timeout_s=3000)
+        last = (done.stdout + done.stderr).strip().splitlines()[-3:]
+        said(f"docs/{block.page}: {block.text.split(maxsplit=2)[:2]}", f"{time.monotonic() - began_s:.0f} s, {last}")
+
+
+def is_small_and_plain(engine: Engine) -> None:
+    found = engine.inspect(IMAGE, "image")
+    config = found["Config"]
+    assert found["Size"] < MOST_BYTES, f"{found['Size']:,} B"
+    assert config["User"] == USER, config["User"]
+    assert config["Labels"]["org.opencontainers.image.version"] == __version__
+    assert found["Healthcheck"]["Test"] == ["CMD", "pdkv", "health"], found["Healthcheck"]
+    said("size", f"{found['Size']:,} B of {MOST_BYTES:,}")
+    script = "find / -xdev -perm /6000 -type f 2>/dev/null; find /opt -user 10001"
+    found = engine.run("docker", "run", "--rm", "--entrypoint", "sh", IMAGE, "-c", script, check=False).stdout
+    assert found == "", found
+    said("nothing changes the user, and nothing of ours is its user's to change", USER)
+
+
+def is_the_same_again(engine: Engine) -> None:
+    """From nothing, in the same way."""
+    first = engine.inspect(IMAGE, "image")
+    engine.docker("build", "--no-cache", "-f", "deploy/docker/Dockerfile", "-t", f"{IMAGE}-again", ".", timeout_s=3000)
+    again = engine.inspect(f"{IMAGE}-again", "image")
+    assert first["RootFS"] == again["RootFS"], (first["RootFS"], again["RootFS"])
+    assert first["Id"] == again["Id"]
+    said("built twice", first["Id"])
+
+
+# --- as the manifests would -----------------------------------------------------------------------------------------
+
+
+def started(engine: Engine, workload: Workload, folder: Path, *more: str) -> str:
+    """A pod's container: its user, root, capabilities, memory, variables and files are those of the manifest."""
+    name, pod, container = workload.pod_names[0], workload.pod["securityContext"], workload.container
+    name = name if workload.role != "router" else "router"
+    file = folder / f"{name}.yaml"
+    file.write_text(workload.file_at("/etc/pdkv/config.yaml"), "utf-8")
+    flags = ["--name", name, "--hostname", name, "--network-alias", f"{name}.{workload.name}"]
+    flags += ["--user", f"{pod['runAsUser']}:{pod['runAsGroup']}", "--security-opt", "no-new-privileges"]
+    flags += ["--cap-drop", "ALL", "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:size=256m"]
+    flags += ["--memory", str(int(quantity(container["resources"]["limits"]["memory"])))]
+    flags += [f"--env={key}={value}" for key, value in workload.environment(name).items()]
+    engine.docker("create", *flags, f"--volume={file}:/etc/pdkv/config.yaml:ro", *more, IMAGE, *container["args"])
+    for network in NETWORKS[1:]:
+        engine.docker("network", "connect", network, name)
+    engine.docker("start", name)
+    return name
+
+
+def shaped(engine: Engine, name: str) -> None:
+    """What comes to the container, over either network, has this rate."""
+    for device in ("eth0", "eth1"):
+        number = engine.docker("exec", name, "cat", f"/sys/class/net/{device}/iflink")
+        links = engine.run("ip", "-o", "link").stdout.splitlines()
+        (veth,) = [line.split()[1].partition("@")[0] for line in links if line.startswith(f"{number}: ")]
+        rate = ["rate", f"{MBIT}mbit", "burst", "128kb", "latency", "20ms"]
+        engine.run("tc", "qdisc", "replace", "dev", veth, "root", "tbf", *rate)
+
+
+def arrived_bytes(engine: Engine, name: str, device: str) -> int:
+    return int(engine.docker("exec", name, "cat", f"/sys/class/net/{device}/statistics/rx_bytes"))
+
+
+@contextmanager
+def fleet(engine: Engine) -> Iterator[list[str]]:
+    """One pod of each role, on one network for calls and one for pages, both shaped."""
+    cluster = Cluster.of(K8S / "overlays" / "cpu-demo")
+    names = ["prefill-0", "decode-0", "router"]
+    engine.remove(names, NETWORKS)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        try:
+            engine.docker("network", "create", NETWORKS[0])
+            engine.docker("network", "create", "--disable-dns", NETWORKS[1])
+            for role in ("prefill", "decode", "router"):
+                pages = [] if role == "router" else ["--env=PDKV_NET_DEVICES=eth1"]
+                name = started(engine, cluster.workload(role), Path(folder), "--network", NETWORKS[0], *pages)
+                shaped(engine, name)
+            yield names
+        finally:
+            engine.remove(names, NETWORKS)
+
+
+def generate(prompt: str, tokens: int) -> list[str]:
+    ask = ["pdkv", "generate", prompt, "--router", "router:7000", "--max-tokens", str(tokens), "--wait", "240"]
+    return ["exec", "router", *ask]
+
+
+def serves_as_in_a_pod(engine: Engine) -> None:
+    with fleet(engine) as names:
+        done = engine.run("docker", *generate("a page of many bytes " * 100, 4), timeout_s=300)
+        shipped = arrived_bytes(engine, "decode-0", "eth1")
+        account = done.stderr.strip().splitlines()[-1]
+        assert "digests verified" in account, account
+        assert shipped > 10_000_000, shipped
+        said(f"a request over two networks of {MBIT} Mbit/s", f"{account}; {shipped:,} B came over the one for pages")
+        for name in names:
+            engine.docker("healthcheck", "run", name)
+            user = engine.docker("exec", name, "id", "-u")
+            written = engine.run("docker", "exec", name, "touch", "/opt/pdkv/x", check=False).stderr
+            assert (user, "Read-only" in written) == ("10001", True), (user, written)
+        said("each is healthy, runs as its user and can't write to its root", names)
+        ends_after_its_requests(engine)
+
+
+def ends_after_its_requests(engine: Engine) -> None:
+    """SIGTERM while a request runs: it gets all of its tokens, then the process ends with 0."""
+    command = ["docker", *generate("once upon a page", 200), "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=engine.environment, **pipes) as asked:  # type: ignore[call-overload]
+        until(lambda: running(engine) > 0 or asked.poll() is not None, "a request that runs")
+        assert asked.poll() is None, asked.communicate()
+        began_s = time.monotonic()
+        engine.docker("stop", "--time", "140", "decode-0", timeout_s=200)
+        took_s = time.monotonic() - began_s
+        answer, errors = asked.communicate(timeout=60)
+    assert asked.returncode == 0, errors
+    code = engine.inspect("decode-0")["State"]["ExitCode"]
+    assert (code, answer.count(",") >= 199) == (0, True), (code, errors)
+    said(
+        "told to end under a request", f"the request got its 200 tokens, the process ended with 0 after {took_s:.1f} s"
+    )
+
+
+def running(engine: Engine) -> int:
+    """Requests at the decode node."""
+    status = engine.docker("exec", "decode-0", "pdkv", "status", "localhost:7000", "--json")
+    return int(json.loads(status)["requests"])
+
+
+def ends_before_it_serves(engine: Engine) -> None:
+    """Process 1 has no default for SIGTERM; ours has, from its first lines on."""
+    engine.remove(["early"])
+    try:
+        engine.docker("run", "-d", "--name", "early", "--network", "none", IMAGE, "prefill", "--insecure")
+        pid = engine.inspect("early")["State"]["Pid"]
+        until(lambda: handles(pid, 15), "a process that handles SIGTERM")
+        engine.docker("kill", "--signal", "TERM", "early")
+        code = engine.docker("wait", "early", timeout_s=60)
+        assert code == "143", code
+        said("told to end while it still loads", f"exit code {code}")
+    finally:
+        engine.remove(["early"])
+
+
+def handles(pid: int, number: int) -> bool:
+    mask = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def locks_memory(engine: Engine) -> None:
+    """What overlays/rdma/locked-memory.yaml says of the capability: it works for root only."""
+    ulimits = [f"--ulimit={limit}" for limit in limits(memlock=8 << 20)]
+    run = ["docker", "run", "--rm", "--network", "none", "--cap-drop", "ALL", *ulimits]
+    python = ["-c", LOCK]
+
+    def locked(*flags: str, entry: tuple[str, ...] = ()) -> bool:
+        command = [*entry, "/opt/pdkv/bin/python", *python]
+        done = engine.run(*run, *flags, "--entrypoint", command[0], IMAGE, *command[1:], check=False)
+        assert not done.stderr, done.stderr
+        return done.returncode == 0
+
+    seen = {
+        "user 10001": locked(),
+        # podman makes it an ambient one, which Kubernetes doesn't
+        "user 10001 with IPC_LOCK, as Kubernetes adds it": locked(
+            "--cap-add", "IPC_LOCK", entry=("setpriv", "--ambient-caps", "-all")
+        ),
+        "root without capabilities": locked("--user", "0:0"),
+        "root with IPC_LOCK": locked("--user", "0:0", "--cap-add", "IPC_LOCK"),
+    }
+    assert list(seen.values()) == [False, False, False, True], seen
+    said("64 MiB locked where the limit is 8 MiB", seen)
+
+
+def until(holds: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
+        os.sched_yield()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Builds the image and runs it.")
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/pdkv-image"), help="keeps images and layers")
+    parser.add_argument("--twice", action="store_true", help="build it twice and compare")
+    options = parser.parse_args()
+    try:
+        needed()
+    except NotPossible as error:
+        print(f"image-test can't run here: {error}", file=sys.stderr)
+        return 2
+    engine = Engine(options.folder)
+    checks = [is_clean, does_what_the_page_says, is_small_and_plain, locks_memory, ends_before_it_serves]
+    checks += [serves_as_in_a_pod] + ([is_the_same_again] if options.twice else [])
+    for check in checks:
+        try:
+            check(engine)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            print(f"WRONG: {check.__name__}: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
