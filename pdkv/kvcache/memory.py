@@ -54,7 +54,7 @@ class PoolMemory:
         self.addresses = tuple(addresses)
         self.huge_pages = huge
         """What became of huge pages, in words: the request's answer and the system's setting."""
-        device = next((b.device for b in buffers), torch.device("cpu"))
+        self.device = device = next((b.device for b in buffers), torch.device("cpu"))
         self._commit_s: float | None = None
         self._node: int | None = None
         self.memory: Memory = "DRAM" if device.type == "cpu" else "VRAM"
@@ -129,6 +129,12 @@ class PoolMemory:
                 view = buffer.numpy()[::_SMALL_PAGE_BYTES]
                 view |= 0
         self._commit_s = time.monotonic() - began
+
+    def settle(self) -> None:
+        """Wait until the calling thread's kernels have done what they were started for: neither a NIC nor another
+        thread's stream waits for them. Host memory has no kernels."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def facts(self) -> dict[str, str]:
         """What became of it, in words: kind, huge pages, numa, committed. Looks at nothing, so it costs nothing."""

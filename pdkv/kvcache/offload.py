@@ -161,6 +161,7 @@ def _write(pool: SlotPool, pages: LocalPages, group: Group, rows: npt.NDArray[np
         else:
             view[_column(pages, view.device)] = torch.from_numpy(np.ascontiguousarray(part)).to(view.device)
         at += piece.length
+    pool.memory.settle()
 
 
 def _column(pages: LocalPages, device: torch.device) -> torch.Tensor:

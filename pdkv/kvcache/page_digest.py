@@ -8,15 +8,16 @@ A digest identifies bytes, never tokens, and is no protection against somebody w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
 from pdkv.errors import ConfigError
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, UInt64Array
+from pdkv.kvcache.device_digest import device_digests
 from pdkv.kvcache.pool import SlotPool
 
 ALGORITHMS = ("xxh3_64",)
@@ -28,8 +29,8 @@ NO_DIGEST = "none"
 def digest_pages(pool: SlotPool, pages: LocalPages, algorithm: str = "xxh3_64") -> UInt64Array:
     """uint64 [pages, 2]: xxh3_64 of the main bytes, of the index bytes. Raises `ConfigError` on another algorithm.
 
-    One call a (page, cache) where a group is one run (page-major), else a running hash over its pieces; the
-    interpreter is let go for the length of each run.
+    In host memory one call a (page, cache) where a group is one run (page-major), else a running hash over its pieces;
+    the interpreter is let go for the length of each run. In a device's memory all pages at once, there.
     """
     check_algorithm(algorithm)
     out = np.zeros((len(pages), len(Group)), np.uint64)
@@ -46,8 +47,11 @@ def check_algorithm(algorithm: str) -> None:
         raise ConfigError("digest algorithm", algorithm, ", ".join((*ALGORITHMS, NO_DIGEST)))
 
 
-def _group_digests(pool: SlotPool, pages: LocalPages, group: Group) -> list[int]:
-    columns = [_page_bytes(pool.piece_view(piece), pages) for piece in pool.pieces(group)]
+def _group_digests(pool: SlotPool, pages: LocalPages, group: Group) -> list[int] | UInt64Array:
+    views = [pool.piece_view(piece) for piece in pool.pieces(group)]
+    if pool.memory.memory == "VRAM" and (found := device_digests(views, pages)) is not None:
+        return found
+    columns = [_page_bytes(view, pages) for view in views]
     if len(columns) == 1:
         return list(map(xxhash.xxh3_64_intdigest, columns[0]))
     digests = []
@@ -59,9 +63,11 @@ def _group_digests(pool: SlotPool, pages: LocalPages, group: Group) -> list[int]
     return digests
 
 
-def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[npt.NDArray[np.uint8]]:
-    """Each page's row of a [num_pages, length] view; a GPU's come through the host, one page at a time."""
+def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[Any]:
+    """Each page's row of a [num_pages, length] view, uint8; a device's come through the host, one page at a time.
+
+    Arrays as they are: a memoryview of each would cost as much again, and mypy takes only those for buffers.
+    """
     if view.device.type == "cpu":
-        rows: npt.NDArray[np.uint8] = view.numpy()
-        return map(rows.__getitem__, pages)
+        return map(view.numpy().__getitem__, pages)
     return (view[page].cpu().numpy() for page in pages)

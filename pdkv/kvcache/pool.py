@@ -1,7 +1,8 @@
 """The slot pool: both caches of every page, and views of them for kernels, digests and peers.
 
 Guarantees: all views are the pool's own memory, never copies; a page's main KV and index-K share its number; what the
-pool says of its addresses (`map`) is where its views are. Who owns a page is not known here: the cache manager is the
+pool says of its addresses (`map`) is where its views are; what a method changes has been changed when it returns, also
+on a device. Who owns a page is not known here: the cache manager is the
 only caller that writes to pages, besides an engine that was given them.
 """
 
@@ -146,18 +147,22 @@ class SlotPool:
         start = self.memory.buffers[piece.buffer][piece.offset :]
         return start.as_strided((self.num_pages, piece.length), (piece.stride, 1))
 
-    def group_bytes(self, page: int, group: Group) -> list[npt.NDArray[np.uint8]]:
-        """The page's bytes of one group, an array a segment, in segment order: writable views (copies of a GPU's).
+    def group_views(self, page: int, group: Group) -> list[torch.Tensor]:
+        """The page's bytes of one group, uint8 [bytes] a segment, in segment order.
 
         Raises `BoundsError` on a page outside the pool or on the sink.
         """
         self._check(page)
-        out: list[npt.NDArray[np.uint8]] = []
+        out = []
         for segment, at in zip(self.fmt.segments, self.placement.places, strict=True):
             if segment.group is group:
                 start = at.offset + page * at.stride
-                out.append(self.memory.buffers[at.buffer][start : start + segment.length].cpu().numpy())
+                out.append(self.memory.buffers[at.buffer][start : start + segment.length])
         return out
+
+    def group_bytes(self, page: int, group: Group) -> list[npt.NDArray[np.uint8]]:
+        """The same as arrays: writable, or copies of a device's. Raises as `group_views`."""
+        return [view.cpu().numpy() for view in self.group_views(page, group)]
 
     def zero(self, pages: LocalPages) -> None:
         """Zero every byte of these pages, in both caches."""
@@ -167,6 +172,7 @@ class SlotPool:
                 view.numpy()[pages.array] = 0  # ten times faster than torch's index_fill_ here
             else:
                 view.index_fill_(0, torch.from_numpy(pages.array.astype(np.int64)).to(view.device), 0)
+        self.memory.settle()
 
     def zero_tail(self, page: int, from_token: int) -> None:
         """Zero the slots [from_token, page_tokens) of a page: main rows, index keys and index scales of all layers.
@@ -185,6 +191,7 @@ class SlotPool:
             start, buffer = at.offset + page * at.stride, buffers[at.buffer]
             for first, stop in self._past(segment, from_token):
                 buffer[start + first : start + stop] = 0
+        self.memory.settle()
 
     def _past(self, segment: Segment, from_token: int) -> Iterator[tuple[int, int]]:
         """Runs of bytes within a segment, [first, stop), of the slots from `from_token` on."""
@@ -210,6 +217,7 @@ class SlotPool:
         for piece in self._page_pieces:
             view = self.piece_view(piece)
             view[target] = view[source]
+        self.memory.settle()
 
     def copy_pages(self, source: LocalPages, target: LocalPages) -> None:
         """Copy both caches of each page onto the one at its place in `target`; no page is in both.
@@ -226,6 +234,7 @@ class SlotPool:
             else:
                 at, to = (torch.from_numpy(p.array.astype(np.int64)).to(view.device) for p in (source, target))
                 view[to] = view[at]
+        self.memory.settle()
 
     def close(self) -> None:
         """Give the memory back (see `PoolMemory.close`); views that were handed out stay valid."""

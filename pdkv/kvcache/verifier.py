@@ -16,6 +16,7 @@ from pdkv.errors import BadPage, DigestMismatch, listed
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, PageHashes, ReservationId, UInt64Array
 from pdkv.kvcache.arrival import Arrival
+from pdkv.kvcache.gpudirect import flush
 from pdkv.kvcache.page_digest import NO_DIGEST, check_algorithm, digest_pages
 from pdkv.kvcache.pool import SlotPool
 
@@ -58,7 +59,12 @@ class Verifier:
         return self.algorithm != NO_DIGEST
 
     def verify(self, arrival: Arrival) -> VerifiedPages:
-        """Raises `DigestMismatch` with every bad page; the bytes of the pool are not changed."""
+        """Raises `DigestMismatch` with every bad page; the bytes of the pool are not changed.
+
+        In a device's memory, what a NIC wrote there is made visible to the device first.
+        """
+        if self.pool.memory.memory == "VRAM":
+            flush(self.pool.memory.device)
         have = digest_pages(self.pool, arrival.pages, self.algorithm)
         wrong = have != arrival.digests
         if self.checks_digests and wrong.any():

@@ -22,8 +22,9 @@ from pdkv.node.messages import DraftHandoff
 def _drop_index(pool: SlotPool, pages: LocalPages) -> None:
     """Index-K of every page of the read is lost, as when a transfer forgets the second cache."""
     for page in pages:
-        for part in pool.group_bytes(page, Group.INDEX):
-            part[:] = 0
+        for part in pool.group_views(page, Group.INDEX):
+            part.zero_()
+    pool.memory.settle()
 
 
 def _zero_page(pool: SlotPool, pages: LocalPages) -> None:
@@ -37,16 +38,18 @@ def _swap_pages(pool: SlotPool, pages: LocalPages) -> None:
         return
     first, last = int(pages.array[0]), int(pages.array[-1])
     for group in Group:
-        for a, b in zip(pool.group_bytes(first, group), pool.group_bytes(last, group), strict=True):
-            kept = a.copy()
-            a[:] = b
-            b[:] = kept
+        for a, b in zip(pool.group_views(first, group), pool.group_views(last, group), strict=True):
+            kept = a.clone()
+            a.copy_(b)
+            b.copy_(kept)
+    pool.memory.settle()
 
 
 def _flip_bit(pool: SlotPool, pages: LocalPages) -> None:
     """One bit of the middle page's main bytes."""
-    part = pool.group_bytes(int(pages.array[len(pages) // 2]), Group.MAIN)[0]
+    part = pool.group_views(int(pages.array[len(pages) // 2]), Group.MAIN)[0]
     part[len(part) // 2] ^= 1
+    pool.memory.settle()
 
 
 FAULTS: dict[str, Callable[[SlotPool, LocalPages], None]] = {
@@ -62,9 +65,10 @@ def _drop_draft_rows(pool: SlotPool, pages: LocalPages) -> None:
     for page in pages:
         for group in Group:
             segments = [s for s in pool.fmt.segments if s.group is group]
-            for segment, part in zip(segments, pool.group_bytes(page, group), strict=True):
+            for segment, part in zip(segments, pool.group_views(page, group), strict=True):
                 if segment.name.startswith("draft_"):
-                    part[:] = 0
+                    part.zero_()
+    pool.memory.settle()
 
 
 DRAFT_FAULTS: dict[str, Callable[[SlotPool, LocalPages], None]] = {"drop-draft-rows": _drop_draft_rows}

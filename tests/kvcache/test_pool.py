@@ -113,6 +113,17 @@ def test_group_bytes_are_writable_views_in_segment_order(placement: PlacementKin
 
 
 @each_placement
+def test_group_views_are_the_same_memory(placement: PlacementKind) -> None:
+    pool = random_pool(tiny_format(), 4, placement=placement)
+    for group in Group:
+        views, parts = pool.group_views(2, group), pool.group_bytes(2, group)
+        assert [view.data_ptr() for view in views] == [part.ctypes.data for part in parts]
+        assert [view.numel() for view in views] == [part.size for part in parts]
+    with pytest.raises(BoundsError):
+        pool.group_views(0, Group.MAIN)
+
+
+@each_placement
 def test_zero_clears_both_caches_of_these_pages_only(placement: PlacementKind) -> None:
     pool = random_pool(FORMATS[2], 5, placement=placement)
     before = [page_segments(pool, page) for page in range(1, 5)]

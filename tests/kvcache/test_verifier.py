@@ -11,6 +11,7 @@ import pytest
 from pdkv.errors import BadPage, BoundsError, ConfigError, DigestMismatch
 from pdkv.geometry.page_layout import Group, PlacementKind
 from pdkv.ids import PageHashes, ReservationId
+from pdkv.kvcache import verifier as verifier_module
 from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.page_hash import chain
 from pdkv.kvcache.pool import SlotPool
@@ -138,3 +139,24 @@ def test_no_digest_checks_nothing_and_says_so() -> None:
     assert verifier.verify(arrival).digests.tolist() == [[0, 0]] * 4
     with pytest.raises(ConfigError, match="digest algorithm"):
         Verifier(pool, "md5")
+
+
+def test_what_a_nic_wrote_is_flushed_before_its_digest_and_only_on_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = random_pool(FMT, 5)
+    arrival = sealed_arrival(pool)
+    done: list[str] = []
+    monkeypatch.setattr(verifier_module, "flush", lambda device: done.append(f"flush {device}"))
+    digest = verifier_module.digest_pages
+    monkeypatch.setattr(verifier_module, "digest_pages", lambda *args: (done.append("digest"), digest(*args))[1])
+    Verifier(pool).verify(arrival)
+    assert done == ["digest"]
+    pool.memory.memory = "VRAM"
+    done.clear()
+    Verifier(pool).verify(arrival)
+    assert done == [f"flush {pool.memory.device}", "digest"]
+    # what the engine wrote has come over no NIC
+    done.clear()
+    sealed_arrival(pool)
+    assert done == ["digest"]

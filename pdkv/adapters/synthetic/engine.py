@@ -12,12 +12,14 @@ import time
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
+import torch
 import xxhash
 
 from pdkv.errors import BoundsError, ConfigError
 from pdkv.geometry.model_config import ModelShape, load_config, model_shape
 from pdkv.geometry.page_layout import Group
-from pdkv.ids import LocalPages, UInt32Array
+from pdkv.ids import Int32Array, LocalPages, UInt32Array
 from pdkv.kvcache.pool import SlotPool
 from pdkv.node.ports import Computed, Logits
 
@@ -59,9 +61,9 @@ class SyntheticEngine:
             (segment.layer, rows)
             for segment in fmt.segments
             for rows in (
-                [pool.main_view(segment.layer).numpy()]
+                [pool.main_view(segment.layer)]
                 if segment.group is Group.MAIN
-                else [pool.index_keys(segment.layer).numpy(), pool.index_scales(segment.layer).numpy()]
+                else [pool.index_keys(segment.layer), pool.index_scales(segment.layer)]
             )
         ]
 
@@ -75,7 +77,8 @@ class SyntheticEngine:
         at, slots = pages.array[positions // size], positions % size
         marks = tokens.astype(np.int64) * 31 + positions * 7 + self._seed
         for layer, rows in self._rows:
-            rows[at, slots] = ((marks + layer * 3) % 251 + 1).astype(np.uint8)[:, None]
+            _put(rows, (at, slots), ((marks + layer * 3) % 251 + 1).astype(np.uint8)[:, None])
+        self._pool.memory.settle()
         logits = self._logits(stop, pages)
         time.sleep(max(ends_s - time.monotonic(), 0.0))
         return logits
@@ -92,7 +95,16 @@ class SyntheticEngine:
         last, filled = pages.array[(stop - 1) // size], (stop - 1) % size + 1
         seen = xxhash.xxh3_64(stop.to_bytes(8, "little"))
         for _, rows in self._rows:
-            seen.update(rows[last, :filled].tobytes())
+            seen.update(rows[last, :filled].cpu().numpy().tobytes())
         logits = np.zeros(self._vocab_size, np.float32)
         logits[seen.intdigest() % self._vocab_size] = 1.0
         return logits
+
+
+def _put(rows: torch.Tensor, where: tuple[Int32Array, npt.NDArray[np.int64]], values: npt.NDArray[np.uint8]) -> None:
+    """Values uint8 [n, 1] into every byte of n rows; numpy in host memory, where it is several times faster."""
+    if rows.device.type == "cpu":
+        rows.numpy()[where] = values
+    else:
+        at = tuple(torch.from_numpy(column.astype(np.int64)).to(rows.device) for column in where)
+        rows[at] = torch.from_numpy(values).to(rows.device)
