@@ -29,6 +29,10 @@ LONG_FILES_ALLOWED = {
     "pdkv/cli/bench/raw.py": "the raw baselines are one script that imports nothing of pdkv: it is read alone",
 }
 
+SKIPS_IN = "tests/gpu/conftest.py"
+"""The only place that may skip: tests that bear the `gpu` marker, which only those in its folder do, where there is no
+device."""
+
 WITHOUT_A_TEST_OF_ITS_OWN = {
     "pdkv/ids.py": "types; every test of the pool and the tree goes through them",
     "pdkv/errors.py": "a catalogue; each error is tested where it is raised",
@@ -163,6 +167,19 @@ def unfinished(source: str) -> list[str]:
     return found
 
 
+def marks_gpu(source: str) -> list[str]:
+    """Where a file's tests, or one of them, are said to need a GPU."""
+    found = ast.walk(ast.parse(source))
+    return [f"{n.lineno}" for n in found if isinstance(n, ast.Attribute) and _dotted(n) == "pytest.mark.gpu"]
+
+
+def silent_skip(source: str) -> list[str]:
+    """A skip that doesn't say why."""
+    calls = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call))
+    skips = (n for n in calls if _dotted(n.func).startswith(("pytest.skip", "pytest.mark.skip")))
+    return [f"{n.lineno}: no reason" for n in skips if not any(k.arg == "reason" for k in n.keywords)]
+
+
 def machine_path(source: str) -> list[str]:
     """Nothing names a folder of the machine that it was written on."""
     pattern = re.compile(r"/wor" + r"k/|(?<![\w\"'-])shar" + r"ed/")
@@ -200,7 +217,19 @@ def test_long_files_only_where_allowed() -> None:
 
 @pytest.mark.parametrize("rule", [long_file, timed_sleep, unfinished])
 def test_tests(rule: Rule) -> None:
-    assert _complaints(rule, _sources("tests")) == []
+    where = ROOT / SKIPS_IN
+    skips = [p for p in _sources("tests") if not (rule is unfinished and p == where)]
+    assert _complaints(rule, skips) == []
+
+
+def test_only_tests_of_a_gpu_are_skipped_and_they_say_why() -> None:
+    """Each of them bears the marker, nobody else does, and what skips gives a reason, which `-rs` shows."""
+    where = ROOT / SKIPS_IN
+    assert unfinished(where.read_text("utf-8")), f"{SKIPS_IN} needs no allowance any more"
+    assert silent_skip(where.read_text("utf-8")) == []
+    bearing = [p for p in _sources("tests") if marks_gpu(p.read_text("utf-8"))]
+    assert bearing == sorted(where.parent.glob("test_*.py"))
+    assert " -rs " in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
 def test_broad_except_only_where_allowed() -> None:
@@ -258,6 +287,10 @@ def test_imports_go_down() -> None:
         (unfinished, "raise NotImplementedError", "raise ValueError"),
         (unfinished, "@pytest.mark.skipif(True)\ndef f(): ...", "@pytest.mark.parametrize('a', [])\ndef f(): ..."),
         (unfinished, "pytest.importorskip('torch')", "pytest.raises(ValueError)"),
+        (silent_skip, "pytest.mark.skip()", "pytest.mark.skip(reason='no device')"),
+        (silent_skip, "pytest.skip(allow_module_level=True)", "pytest.fail('no')"),
+        (marks_gpu, "pytestmark = pytest.mark.gpu", "pytestmark = pytest.mark.slow"),
+        (marks_gpu, "@pytest.mark.gpu\ndef test(): ...", "def test(gpu): ..."),
         (machine_path, "a = '/wor" + "k/b'", "a = '/workers/b'"),
         (machine_path, "see ../shar" + "ed/design", "full or shared"),
     ],
