@@ -28,9 +28,11 @@ class Bench:
         self.has: dict[str, Reservation] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def come(self, name: str, pages: int, *, again: bool = False, peer: str = "") -> None:
+    async def come(
+        self, name: str, pages: int, hashes: PageHashes | None = None, *, again: bool = False, peer: str = ""
+    ) -> None:
         async def wait() -> None:
-            self.has[name] = await self.queue.admit(ask(pages, peer=peer), again=again)
+            self.has[name] = await self.queue.admit(ask(pages, hashes, peer), again=again)
             self.order.append(name)
 
         self.tasks[name] = asyncio.create_task(wait())
