@@ -33,7 +33,7 @@ from pdkv.node.flow import settle
 from pdkv.node.messages import GenerateRequest, NodeIntro, PagesSealed
 from pdkv.node.prompt import Prompt
 from pdkv.node.stages import Stage
-from pdkv.transfer.engine import ReadOrder, ReadOutcome, ReadStatus
+from pdkv.transfer.engine import Flow, ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
 """A page whose digest differs is read once more; then it is data loss."""
@@ -108,11 +108,12 @@ class Intake:
     """Called when a read has ended with all its data."""
     reach: Callable[[int], Awaitable[None]] | None = None
     """Waits until the reservation has so many pages of its sequence; None: it has all."""
+    _first: int = 0
     _next: int = 0
     _last: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._next = self.reservation.committed
+        self._first = self._next = self.reservation.committed
 
     @property
     def prompt(self) -> Prompt:
@@ -191,7 +192,15 @@ class Intake:
         self.due.count.pages += len(local)
 
     async def _read_verified(self, sealed: PagesSealed, local: LocalPages, remote: RemotePages) -> VerifiedPages:
-        order = ReadOrder(self.peer.name, local, remote, sealed.generations, sealed.hashes, self.read_deadline_s)
+        order = ReadOrder(
+            self.peer.name,
+            local,
+            remote,
+            sealed.generations,
+            sealed.hashes,
+            self.read_deadline_s,
+            self._flow(sealed.first_index + len(local)),
+        )
         arrival = Arrival(self.reservation.id, sealed.first_index, local, sealed.hashes, sealed.digests)
         for attempt in range(1, READ_ATTEMPTS + 1):
             await self._read(order, sealed.first_index)
@@ -207,6 +216,11 @@ class Intake:
                 self.due.count.digests_verified += len(local)
             return verified
         raise ProtocolError("unreachable: the last attempt returns or raises")
+
+    def _flow(self, end: int) -> Flow:
+        """Of the pages before index `end`; the request's reads take turns on the links as one."""
+        pages = self.prompt.recorded_pages + bool(self.prompt.tail_hash)
+        return Flow(self.reservation.id, pages - self._first, pages - end)
 
     async def _read(self, order: ReadOrder, first_index: int) -> None:
         """One read to its end, accounted for. Raises by how it ended; unsettled pages are quarantined first."""

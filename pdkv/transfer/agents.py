@@ -17,6 +17,7 @@ from pdkv.transfer.backends.base import AgentName, Backend, End, EndState, Lane,
 from pdkv.transfer.descriptors import table_rows
 from pdkv.transfer.landing import ROW_BYTES, LandingRows
 from pdkv.transfer.orders import Registration
+from pdkv.transfer.schedule import Mark
 from pdkv.transfer.tasks import Peer, Table, Task, Wanted
 
 
@@ -43,6 +44,7 @@ class Run:
     wanted: Wanted
     posted: Posted
     post_s: float
+    mark: Mark
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +100,7 @@ class ReadingAgent:
                 self._backend.release(prepared)
             self._backend.remove_peer(AgentName(str(peer.name)))
 
-    def post(self, task: Task, wanted: Wanted) -> None:
+    def post(self, task: Task, wanted: Wanted, mark: Mark) -> None:
         """Start a read from a peer that is linked."""
         link = self._links[task.peer.name]
         if wanted.table is Table.PAGES:
@@ -106,10 +108,10 @@ class ReadingAgent:
         else:
             mine, theirs = self._landing, link.rows
         task.outstanding += 1
-        task.peer.running += 1
+        task.peer.began(wanted)
         began = time.monotonic()
         posted = self._backend.post(Side(mine, wanted.local), Side(theirs, wanted.remote))
-        self.running.append(Run(task, wanted, posted, time.monotonic() - began))
+        self.running.append(Run(task, wanted, posted, time.monotonic() - began, mark))
 
     def collect(self) -> list[tuple[Run, End]]:
         """Reads that have ended since; those that ended LOST stay outstanding."""
@@ -117,7 +119,7 @@ class ReadingAgent:
         ended = [(run, end) for run in self.running if (end := self._backend.poll(run.posted)) is not None]
         for run, end in ended:
             self.running.remove(run)
-            run.task.peer.running -= 1
+            run.task.peer.finished(run.wanted)
             if end.state is EndState.LOST:
                 self.lost.append(run)
             else:
@@ -139,7 +141,7 @@ class ReadingAgent:
         for run in outstanding:
             run.task.outstanding -= 1
         for run in self.running:
-            run.task.peer.running -= 1
+            run.task.peer.finished(run.wanted)
         self.running, self.lost = [], []
         self._links.clear()
         return outstanding

@@ -1,6 +1,6 @@
 """The transfer engine without its thread: peers, tasks and reads, moved on one step at a time.
 
-Guarantees: one stalled peer holds back only reads of its own (a bounded number of reads a peer); a peer that
+Guarantees: one stalled peer holds back only reads of its own (a share of the bytes under way); a peer that
 disconnected gets no new read; a peer is removed only when none of its reads is unsettled; adding and removing one peer
 never overlap; a read that stays unsettled is fenced off, and settles with its agent's end, while other peers' reads
 end well; `close` answers everything that is outstanding, after the agents are gone.
@@ -9,7 +9,7 @@ end well; `close` answers everything that is outstanding, after the agents are g
 from __future__ import annotations
 
 import logging
-from collections import deque
+import math
 from concurrent.futures import Future
 from functools import partial
 
@@ -25,6 +25,7 @@ from pdkv.transfer.descriptors import plan
 from pdkv.transfer.landing import LandingRows
 from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus, Unsettled
 from pdkv.transfer.rotation import Rotation
+from pdkv.transfer.schedule import Schedule
 from pdkv.transfer.tasks import OrderTask, Peer, ProbeTask, Table, Task, Ticket, Wanted
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,13 @@ class TransferCore:
     def __init__(self, factory: BackendFactory, name: PeerName, pool: PoolMap, settings: TransferSettings) -> None:
         self._pool = pool
         self._settings = settings
-        self._tasks: deque[Task] = deque()
+        self._tasks: list[Task] = []
+        self._schedule = Schedule(settings)
         self._stopped = ""
+        self._soonest = math.inf
+        """Of the deadlines; nothing is due before."""
+        self._changed = False
+        """There may be something to post or to tidy up, without a read that ended."""
         self._unsettled: tuple[Task, ...] = ()
         self.peers: dict[PeerName, Peer] = {}
         self._landing = LandingRows(settings.landing_rows)
@@ -92,18 +98,20 @@ class TransferCore:
         """Nobody looked for so long: deadlines of what is waited for move on by it."""
         for task in self._tasks:
             task.deadline += late_s
+        self._soonest += late_s
 
     def step(self, now: float) -> bool:
         """Collect ends, keep deadlines (against `now`, monotonic seconds), fence, post. True if a read moved."""
-        moved = self._collect()
-        for task in tuple(self._tasks):
-            if now >= task.deadline and not task.over:
-                task.give_up("no end within the deadline")
+        moved = self._collect(now)
+        if now >= self._soonest:
+            self._give_up_late(now)
         if not self._stopped:
             self._fence(now)
-        moved |= self._post()
-        self._tidy(now)
-        return moved
+        if moved or self._changed:
+            # with nothing new there is nothing to post, and an idle step has to be cheap
+            self._changed = self._post(now)
+            self._tidy(now)
+        return moved or self._changed
 
     def add_peer(self, name: PeerName, offer: PeerOffer, ticket: Ticket[None]) -> None:
         """Answered once a scratch read from the peer is done and its lane is known. Idempotent for equal metadata.
@@ -132,7 +140,7 @@ class TransferCore:
         first_read: Ticket[Probe] = Ticket(drawn=ticket.drawn)
         first_read.future.add_done_callback(partial(self._arrived, peer))
         wanted = Wanted(Table.PAGES, _SCRATCH, _SCRATCH)
-        self._tasks.append(ProbeTask(peer, wanted, first_read, self._settings.connect_s))
+        self._take(ProbeTask(peer, wanted, first_read, self._settings.connect_s))
 
     def remove_peer(self, name: PeerName, ticket: Ticket[None]) -> None:
         """Takes no new read for it at once; answered when its last read has settled and it is gone."""
@@ -140,7 +148,7 @@ class TransferCore:
         if peer is None:
             ticket.future.set_result(None)
             return
-        peer.leaving = True
+        peer.leaving = self._changed = True
         peer.departures.append(ticket.future)
 
     def read(self, order: ReadOrder, ticket: Ticket[ReadOutcome]) -> None:
@@ -149,17 +157,18 @@ class TransferCore:
         peer.plan.check(order.local, order.remote)
         if len(order) > self._settings.landing_rows:
             raise BoundsError("pages of one read order", len(order), f"at most {self._settings.landing_rows}")
-        task = OrderTask(order, peer, ticket, self._landing, self._settings.read_max_bytes)
+        task = OrderTask(order, peer, ticket, self._landing)
         if peer.lost:
             task.stop(peer.lost)
         else:
-            self._tasks.append(task)
+            self._take(task)
 
     def cancel(self, future: Future[ReadOutcome]) -> None:
         """Answer that read now. Nothing happens if it has its answer."""
-        for task in tuple(self._tasks):
+        for task in self._tasks:
             if task.ticket.future is future:
                 task.give_up("cancelled")
+                self._changed = True
 
     def probe(self, name: PeerName, ticket: Ticket[Probe]) -> None:
         """One page-table row of the peer. Raises, or answers with, `PeerLost`, `DeadlineExceeded`, `TransferError`."""
@@ -169,12 +178,13 @@ class TransferCore:
         row = self._landing.take(1)
         task = ProbeTask(peer, Wanted(Table.ROWS, row, _SCRATCH), ticket, self._settings.probe_s)
         task.release = partial(self._landing.give_back, row)
-        self._tasks.append(task)
+        self._take(task)
 
     def stop(self, reason: str) -> None:
         """Post nothing any more; what runs may end."""
         self._stopped = reason
-        for task in tuple(self._tasks):
+        self._changed = True
+        for task in self._tasks:
             task.stop(reason)
 
     def close(self, reason: str) -> None:
@@ -192,6 +202,12 @@ class TransferCore:
         self.peers.clear()
         self._own, self._unsettled = (), ()
 
+    def _take(self, task: Task) -> None:
+        self._changed = True
+        self._tasks.append(task)
+        self._schedule.add(task)
+        self._soonest = min(self._soonest, task.deadline)
+
     def _connected(self, name: PeerName) -> Peer:
         if self._stopped:
             raise TransferError(self._stopped, peer=name)
@@ -206,6 +222,7 @@ class TransferCore:
         waiting, peer.arrivals = peer.arrivals, []
         if error is not None:
             peer.lost, peer.leaving = str(error), True
+            self._changed = True
         for future in waiting:
             if error is None:
                 future.set_result(None)
@@ -222,10 +239,12 @@ class TransferCore:
             detail=peer.lane.detail,
         )
 
-    def _collect(self) -> bool:
+    def _collect(self, now: float) -> bool:
         ended = [(agent, run, end) for agent in self._readers.agents for run, end in agent.collect()]
         for agent, run, end in ended:
             peer = run.task.peer
+            if end.state is EndState.DONE and run.wanted.bytes:
+                self._schedule.window.arrived(run.wanted.bytes, run.mark, now)
             if end.state is EndState.DONE and (lane := agent.first_lane(peer)) is not None:
                 peer.lane = lane
                 if not peer.arrivals and (refused := self._refusal(peer)):
@@ -243,7 +262,8 @@ class TransferCore:
         """No new read from it; those that run end by themselves or are fenced off."""
         if not peer.lost:
             peer.lost = reason
-            for task in tuple(self._tasks):
+            self._changed = True
+            for task in self._tasks:
                 if task.peer is peer:
                     task.stop(reason)
 
@@ -266,42 +286,43 @@ class TransferCore:
 
     def _settle(self, runs: list[Run], reason: str) -> None:
         """Their agent is gone: nothing lands any more."""
+        self._changed |= bool(runs)
         for run in runs:
             run.task.ended(run.wanted, End(EndState.FAILED, reason), run.post_s)
 
-    def _post(self) -> bool:
-        """At most one read a peer and step: over a lane where the caller copies, posting is the whole copy.
+    def _post(self, now: float) -> bool:
+        """One read a step at most: over a lane where the caller copies, posting is the whole copy.
 
-        At most one peer a step is made known to a new agent, which takes some 10 ms.
+        And so at most one peer is made known to a new agent, which takes some 10 ms.
         """
-        served: list[Peer] = []
-        linked = False
-        for task in tuple(self._tasks):
-            peer = task.peer
-            if task.failure or peer.running >= self._settings.reads_per_peer or any(p is peer for p in served):
-                continue
-            agent = self._readers.current()
-            if not agent.knows(peer) and linked:
-                continue
-            try:
-                linked |= agent.link(peer)
-            except PdkvError as error:
-                # after a rotation: it was known to the agent before
-                self._lose(peer, str(error))
-                continue
-            wanted = task.next()
-            if wanted is None:
-                continue
-            agent.post(task, wanted)
-            served.append(peer)
-            # to the end of the queue: tasks of one peer take turns
-            self._tasks.remove(task)
-            self._tasks.append(task)
-        return bool(served)
+        chosen = self._schedule.choose()
+        if chosen is None:
+            return False
+        task, most_bytes = chosen
+        agent = self._readers.current()
+        try:
+            agent.link(task.peer)
+        except PdkvError as error:
+            # after a rotation: it was known to the agent before
+            self._lose(task.peer, str(error))
+            return True
+        mark = self._schedule.window.mark(now)
+        wanted = task.next(most_bytes)
+        agent.post(task, wanted, mark)
+        self._schedule.posted(task, wanted)
+        return True
+
+    def _give_up_late(self, now: float) -> None:
+        for task in self._tasks:
+            if now >= task.deadline and not task.over:
+                task.give_up("no end within the deadline")
+        waiting = (task.deadline for task in self._tasks if not task.ticket.future.done())
+        self._soonest = min(waiting, default=math.inf)
+        self._changed = True
 
     def _tidy(self, now: float) -> None:
         if any(task.over for task in self._tasks):
-            self._tasks = deque(task for task in self._tasks if not task.over)
+            self._tasks = [task for task in self._tasks if not task.over]
         for peer in tuple(self.peers.values()):
             if peer.leaving and not self._holds_reads(peer):
                 self._forget(peer)

@@ -121,13 +121,6 @@ def table_rows(pool: PoolMap, row_bytes: int) -> UInt64Array:
     return _table([(pool.table_base, row_bytes, 0, pool.table_stride, pool.num_pages)])
 
 
-def chunks(pages: int, page_bytes: int, most_bytes: int) -> Iterator[slice]:
-    """Cut a read into parts of at most `most_bytes`, at least one page each."""
-    step = max(1, most_bytes // page_bytes)
-    for start in range(0, pages, step):
-        yield slice(start, min(start + step, pages))
-
-
 def _merged(local: PoolMap, remote: PoolMap) -> Iterator[Piece]:
     open_piece: Piece | None = None
     for mine, theirs in zip(local.segments, remote.segments, strict=True):

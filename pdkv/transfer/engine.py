@@ -26,6 +26,7 @@ from pdkv.ids import PeerName
 from pdkv.transfer.backends.base import UNKNOWN_LANE, BackendFactory, Lane
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.orders import (
+    Flow,
     PeerOffer,
     Probe,
     ReadOrder,
@@ -36,7 +37,16 @@ from pdkv.transfer.orders import (
 )
 from pdkv.transfer.tasks import Ticket
 
-__all__ = ["Probe", "ReadOrder", "ReadOutcome", "ReadStatus", "TransferEngine", "TransferSettings", "TransferStatus"]
+__all__ = [
+    "Flow",
+    "Probe",
+    "ReadOrder",
+    "ReadOutcome",
+    "ReadStatus",
+    "TransferEngine",
+    "TransferSettings",
+    "TransferStatus",
+]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -26,8 +26,8 @@ class TransferSettings:
 
     read_max_bytes: int = 64 << 20
     """Of one READ: bounds what a fence has to wait for, and how long a copying lane keeps the thread."""
-    reads_per_peer: int = 4
-    """Running at once, so that a stalled peer holds back no other."""
+    under_way_s: float = 0.016
+    """Bytes under way are what arrives in so long: who comes next waits for no more, and the link never waits."""
     landing_rows: int = 1 << 16
     """Page-table rows that can be under way at once; 64 B each."""
     connect_s: float = 5.0
@@ -68,6 +68,17 @@ class ReadStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Flow:
+    """Orders that take turns on the links as one: those of a request. Unequal ids are other flows."""
+
+    id: int
+    pages: int
+    """Of all its orders, also those that were not given yet."""
+    after: int
+    """Of the orders that come after this one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOrder:
     """Read `remote` pages of a peer's pool into `local` pages, page i into page i.
 
@@ -82,6 +93,8 @@ class ReadOrder:
     hashes: PageHashes
     deadline_s: float
     """Seconds from now until the outcome is UNSETTLED at the latest."""
+    flow: Flow | None = None
+    """None: it is one of its own."""
 
     def __post_init__(self) -> None:
         lengths = (len(self.local), len(self.remote), int(np.asarray(self.generations).size), len(self.hashes))

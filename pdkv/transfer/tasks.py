@@ -21,38 +21,13 @@ import numpy as np
 from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, TransferError
 from pdkv.ids import Int32Array, PeerName
 from pdkv.transfer.backends.base import UNKNOWN_LANE, End, EndState, Lane
-from pdkv.transfer.descriptors import ReadPlan, chunks
+from pdkv.transfer.descriptors import ReadPlan
 from pdkv.transfer.landing import LandingRows
-from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, ReadStatus
+from pdkv.transfer.orders import Flow, PeerOffer, Probe, ReadOrder, ReadOutcome, ReadStatus
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """A peer that was added, and all that is needed to add it to another agent."""
-
-    name: PeerName
-    offer: PeerOffer
-    plan: ReadPlan
-    lane: Lane = UNKNOWN_LANE
-    running: int = 0
-    """Reads that the backend has not ended, on whatever agent."""
-    lost: str = ""
-    """Why no new read is posted, once the peer is gone."""
-    leaving: bool = False
-    arrivals: list[Future[None]] = field(default_factory=list)
-    """Waiting for its first read to end."""
-    departures: list[Future[None]] = field(default_factory=list)
-    """Waiting for its removal."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket(Generic[T]):
-    """A caller's claim on an answer; waiting counts from when it was drawn."""
-
-    future: Future[T] = field(default_factory=Future)
-    drawn: float = field(default_factory=time.monotonic)
+ROWS_AT_ONCE = 1024
+"""Page-table rows of one READ: each costs the thread a little time."""
 
 
 class Table(Enum):
@@ -69,6 +44,50 @@ class Wanted:
     table: Table
     local: Int32Array
     remote: Int32Array
+    bytes: int = 0
+    """Of pages."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A peer that was added, and all that is needed to add it to another agent."""
+
+    name: PeerName
+    offer: PeerOffer
+    plan: ReadPlan
+    lane: Lane = UNKNOWN_LANE
+    running: int = 0
+    """Reads that the backend has not ended, on whatever agent."""
+    parts: int = 0
+    """Those of pages among them."""
+    under_way: int = 0
+    """Bytes of those."""
+    lost: str = ""
+    """Why no new read is posted, once the peer is gone."""
+    leaving: bool = False
+    arrivals: list[Future[None]] = field(default_factory=list)
+    """Waiting for its first read to end."""
+    departures: list[Future[None]] = field(default_factory=list)
+    """Waiting for its removal."""
+
+    def began(self, wanted: Wanted) -> None:
+        self.running += 1
+        self.parts += bool(wanted.bytes)
+        self.under_way += wanted.bytes
+
+    def finished(self, wanted: Wanted) -> None:
+        """The backend has ended that read, or its agent is gone."""
+        self.running -= 1
+        self.parts -= bool(wanted.bytes)
+        self.under_way -= wanted.bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket(Generic[T]):
+    """A caller's claim on an answer; waiting counts from when it was drawn."""
+
+    future: Future[T] = field(default_factory=Future)
+    drawn: float = field(default_factory=time.monotonic)
 
 
 class Task(ABC):
@@ -76,6 +95,7 @@ class Task(ABC):
 
     pages = 0
     """That it holds back when it is unsettled."""
+    flow: Flow | None = None
 
     def __init__(self, peer: Peer, ticket: Ticket[Any], wait_s: float) -> None:
         self.peer = peer
@@ -96,9 +116,19 @@ class Task(ABC):
         unsettled = self.unsettled_since is not None and self.unsettled_since <= since and not self.over
         return unsettled and bool(self.pages or self.peer.departures)
 
+    @property
     @abstractmethod
-    def next(self) -> Wanted | None:
-        """The read to post now, if any. It counts as outstanding from here on."""
+    def due(self) -> bool:
+        """A read of it can be posted now."""
+
+    @property
+    def left(self) -> int:
+        """Bytes of pages that are still to be posted."""
+        return 0
+
+    @abstractmethod
+    def next(self, most_bytes: int) -> Wanted:
+        """The read to post, when one is due: of so many bytes of pages, at least of one page."""
 
     @abstractmethod
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
@@ -120,31 +150,46 @@ class Task(ABC):
 class OrderTask(Task):
     """A `ReadOrder`: data reads, then the page-table rows, then the comparison."""
 
-    def __init__(
-        self, order: ReadOrder, peer: Peer, ticket: Ticket[ReadOutcome], landing: LandingRows, read_max_bytes: int
-    ) -> None:
+    def __init__(self, order: ReadOrder, peer: Peer, ticket: Ticket[ReadOutcome], landing: LandingRows) -> None:
         super().__init__(peer, ticket, order.deadline_s)
         self.pages = len(order)
+        self.flow = order.flow
         self.future = ticket.future
         self._order = order
         self._landing = landing
-        self._parts = deque(chunks(len(order), peer.plan.page_bytes, read_max_bytes))
+        self._parts = deque([slice(0, self.pages)])
+        """What is to be posted; cut when it is."""
         self._rows: Int32Array | None = None
+        self._row_parts: deque[slice] = deque()
+        self._rows_landed = 0
         self._settled: Future[None] | None = None
         self._backend_bytes = 0
         self._descriptors = 0
         self._post_s = 0.0
 
-    def next(self) -> Wanted | None:
-        if self.failure or self._rows is not None:
-            return None
+    @property
+    def due(self) -> bool:
+        if self.failure:
+            return False
+        if self._parts or self._row_parts:
+            return True
+        return self._rows is None and not self.outstanding and self._landing.free >= self.pages
+
+    @property
+    def left(self) -> int:
+        return sum(part.stop - part.start for part in self._parts) * self.peer.plan.page_bytes
+
+    def next(self, most_bytes: int) -> Wanted:
+        plan, order = self.peer.plan, self._order
         if self._parts:
-            part = self._parts.popleft()
-            return Wanted(Table.PAGES, *self.peer.plan.indices(self._order.local[part], self._order.remote[part]))
-        if self.outstanding or self._landing.free < len(self._order):
-            return None
-        self._rows = self._landing.take(len(self._order))
-        return Wanted(Table.ROWS, self._rows, self._order.remote.array)
+            part = _cut(self._parts, max(1, most_bytes // plan.page_bytes))
+            indices = plan.indices(order.local[part], order.remote[part])
+            return Wanted(Table.PAGES, *indices, (part.stop - part.start) * plan.page_bytes)
+        if self._rows is None:
+            self._rows = self._landing.take(self.pages)
+            self._row_parts.append(slice(0, self.pages))
+        part = _cut(self._row_parts, ROWS_AT_ONCE)
+        return Wanted(Table.ROWS, self._rows[part], order.remote.array[part])
 
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
         is_data = wanted.table is Table.PAGES
@@ -152,15 +197,19 @@ class OrderTask(Task):
             self._post_s += post_s
             self._backend_bytes += end.bytes
             self._descriptors += end.descriptors
-        if end.state is not EndState.DONE:
-            self.failure = self.failure or end.reason
-        self._conclude(rows_landed=not is_data and end.state is EndState.DONE)
+        elif end.state is EndState.DONE:
+            self._rows_landed += wanted.local.size
+        if end.state is EndState.DONE:
+            self._conclude()
+        else:
+            self.stop(end.reason)
 
     def lost(self, end: End) -> None:
         self.give_up(end.reason)
 
     def stop(self, reason: str) -> None:
         self.failure = self.failure or reason
+        self._parts.clear()
         self._conclude()
 
     def give_up(self, reason: str) -> None:
@@ -169,10 +218,10 @@ class OrderTask(Task):
             self._settled = Future()
             self._answer(ReadStatus.UNSETTLED)
 
-    def _conclude(self, *, rows_landed: bool = False) -> None:
+    def _conclude(self) -> None:
         if self.outstanding or self.over:
             return
-        if rows_landed:
+        if self._rows_landed == self.pages:
             self._finish(ReadStatus.DONE)
         elif self.failure:
             self._finish(ReadStatus.FAILED)
@@ -217,8 +266,14 @@ class ProbeTask(Task):
         """Called when nothing lands any more."""
         self._wanted: Wanted | None = wanted
 
-    def next(self) -> Wanted | None:
+    @property
+    def due(self) -> bool:
+        return self._wanted is not None
+
+    def next(self, most_bytes: int) -> Wanted:
         wanted, self._wanted = self._wanted, None
+        if wanted is None:
+            raise TransferError("a probe reads once", peer=self.peer.name)
         return wanted
 
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
@@ -256,3 +311,11 @@ class ProbeTask(Task):
         self.over = True
         self.release()
         self.release = lambda: None
+
+
+def _cut(parts: deque[slice], most: int) -> slice:
+    """Take the first of them, at most so much of it."""
+    first = parts.popleft()
+    if first.stop - first.start > most:
+        parts.appendleft(slice(first.start + most, first.stop))
+    return slice(first.start, min(first.stop, first.start + most))

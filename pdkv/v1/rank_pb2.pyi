@@ -200,6 +200,7 @@ class RankRead(_message.Message):
     GENERATIONS_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    FLOW_FIELD_NUMBER: _builtins.int
     read_id: _builtins.int
     after: _builtins.int
     """Entries of the log that come before."""
@@ -217,6 +218,10 @@ class RankRead(_message.Message):
     def remote(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def flow(self) -> Global___RankFlow:
+        """Absent: the read is a flow of its own."""
+
     def __init__(
         self,
         *,
@@ -229,14 +234,44 @@ class RankRead(_message.Message):
         generations: _abc.Iterable[_builtins.int] | None = ...,
         hashes: _builtins.bytes = ...,
         deadline_s: _builtins.float = ...,
+        flow: Global___RankFlow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "peer", b"peer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow", "leader", b"leader", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "deadline_s", b"deadline_s", "generations", b"generations", "hashes", b"hashes", "leader", b"leader", "local", b"local", "peer", b"peer", "read_id", b"read_id", "remote", b"remote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "deadline_s", b"deadline_s", "flow", b"flow", "generations", b"generations", "hashes", b"hashes", "leader", b"leader", "local", b"local", "peer", b"peer", "read_id", b"read_id", "remote", b"remote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankRead: _TypeAlias = RankRead  # noqa: Y015
+
+@_typing.final
+class RankFlow(_message.Message):
+    """Reads that take turns on the links as one: those of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    pages: _builtins.int
+    """Of all its reads."""
+    after: _builtins.int
+    """Of those that come after this one."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        pages: _builtins.int = ...,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "id", b"id", "pages", b"pages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankFlow: _TypeAlias = RankFlow  # noqa: Y015
 
 @_typing.final
 class RankOutcome(_message.Message):

@@ -251,7 +251,7 @@ def test_pages_that_had_come_before_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         asked = await talked(pair)
         patient(pair, 0.2)
         await pair.prefill.connect(pair.decode.parts.intro())
-        pair.net.script(pair.decode.parts.name, NORMAL, HANG)
+        pair.net.script(pair.decode.parts.name, NORMAL, NORMAL, HANG)  # a page, its row, the other page
         done = await right(pair, asked)
         assert (done.shipment.pages_pulled_back, done.chunk_starts) == (1, (128, 256))
         assert failures(pair) == {"DeadlineExceeded": 1}

@@ -7,6 +7,7 @@ the simulation.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ from pdkv.node.links import Links
 from pdkv.node.pull_back import PullBack
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.orders import ReadStatus
-from pdkv.transfer.tasks import OrderTask, Table, Wanted
+from pdkv.transfer.tasks import OrderTask, Wanted
 
 Mutation = Callable[[], Any]
 
@@ -66,28 +67,31 @@ def sealed_page_rewritten() -> Any:
 
 def rows_before_data() -> Any:
     """The page-table rows are read first, so they say nothing of what was read after them."""
-    data = OrderTask.next
 
-    def next_(task: OrderTask) -> Wanted | None:
+    def due(task: OrderTask) -> bool:
         if task.failure:
-            return None
+            return False
         if task._rows is None:
-            if task._landing.free < len(task._order):
-                return None
-            task._rows = task._landing.take(len(task._order))
-            return Wanted(Table.ROWS, task._rows, task._order.remote.array)
-        if not task._parts or task.outstanding:
-            return None
-        rows, task._rows = task._rows, None
-        wanted = data(task)
-        task._rows = rows
+            return task._landing.free >= task.pages
+        return bool(task._row_parts or (task._parts and not task.outstanding))
+
+    def next_(task: OrderTask, most_bytes: int) -> Wanted:
+        if task._rows is not None and not task._row_parts:
+            return right_next(task, most_bytes)
+        parts, task._parts = task._parts, deque()
+        wanted = right_next(task, most_bytes)
+        task._parts = parts
         return wanted
 
-    def conclude(task: OrderTask, *, rows_landed: bool = False) -> None:
-        right(task, rows_landed=not task.outstanding and not task._parts and not task.failure)
+    def conclude(task: OrderTask) -> None:
+        if task.failure:
+            task._rows_landed = 0
+        if task.failure or not task._parts:
+            right_conclude(task)
 
-    right = OrderTask._conclude
-    return _both(patch.object(OrderTask, "next", next_), patch.object(OrderTask, "_conclude", conclude))
+    right_next, right_conclude = OrderTask.next, OrderTask._conclude
+    patched = _both(patch.object(OrderTask, "due", property(due)), patch.object(OrderTask, "next", next_))
+    return _both(patched, patch.object(OrderTask, "_conclude", conclude))
 
 
 def generations_from_zero() -> Any:

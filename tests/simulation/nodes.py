@@ -237,7 +237,6 @@ class Fleet:
         life = Life(self.world, process, role, peer, pool, self.fabric)
         settings = TransferSettings(
             read_max_bytes=2 * FORMAT.page_bytes,
-            reads_per_peer=2,
             landing_rows=shape.landing_rows,
             connect_s=5.0,
             probe_s=1.0,

@@ -22,7 +22,7 @@ from tests.simulation.threads import SimulatedTransfer
 from tests.simulation.world import Process, Violation, World
 
 PAGES = 12
-SETTINGS = TransferSettings(read_max_bytes=2 * FORMAT.page_bytes, reads_per_peer=2, landing_rows=16, fence_after_s=2.0)
+SETTINGS = TransferSettings(read_max_bytes=2 * FORMAT.page_bytes, landing_rows=16, fence_after_s=2.0)
 
 
 class Claims(Watch):

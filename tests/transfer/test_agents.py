@@ -15,6 +15,7 @@ from pdkv.transfer.backends.base import AgentName, End, EndState
 from pdkv.transfer.backends.loopback import Fault, FaultKind, LoopbackNet
 from pdkv.transfer.descriptors import plan
 from pdkv.transfer.landing import LandingRows
+from pdkv.transfer.schedule import Mark
 from pdkv.transfer.tasks import Peer, ProbeTask, Table, Ticket, Wanted
 from tests.transfer.pools import TestPool, offer_of, peer_name
 
@@ -38,7 +39,7 @@ class Rig:
         wanted = Wanted(Table.PAGES, SCRATCH, SCRATCH)
         task = ProbeTask(self.peer, wanted, Ticket(), 1.0)
         self.agent.link(self.peer)
-        self.agent.post(task, wanted)
+        self.agent.post(task, wanted, Mark(0.0, 0))
         return task
 
     def collected(self) -> list[EndState]:

@@ -10,12 +10,13 @@ from pdkv.errors import BoundsError, DeadlineExceeded, PdkvError, PeerLost
 from pdkv.ids import LocalPages, RemotePages
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from pdkv.transfer.orders import Probe, ReadOrder, ReadStatus, TransferSettings
+from pdkv.transfer.schedule import LARGEST_AT_ONCE
 from pdkv.transfer.tasks import Ticket
 from tests.transfer.pairs import FAR_S, CorePair
 from tests.transfer.pools import TestPool
 
 PAGE = TestPool(num_pages=2, fill=False).fmt.page_bytes
-ONE_PAGE_A_READ = TransferSettings(read_max_bytes=PAGE, reads_per_peer=2)
+ONE_PAGE_A_READ = TransferSettings(read_max_bytes=PAGE)
 HANG, FAIL, LOSE = Fault(FaultKind.HANG), Fault(FaultKind.FAIL), Fault(FaultKind.LOSE)
 
 
@@ -47,7 +48,7 @@ def test_a_large_order_is_cut_and_few_of_its_reads_run_at_once() -> None:
         pair.step()
         most = max(most, pair.sink.peers[pair.source_name].running)
     outcome = future.result()
-    assert most == ONE_PAGE_A_READ.reads_per_peer
+    assert most == LARGEST_AT_ONCE
     assert outcome.status is ReadStatus.DONE
     assert outcome.bytes == outcome.backend_bytes == 8 * PAGE
     assert [pair.sink_pool.page(p) for p in range(1, 9)] == [pair.source_pool.page(p) for p in range(8, 0, -1)]
@@ -123,9 +124,9 @@ def test_a_deadline_moves_on_by_the_time_that_nobody_looked() -> None:
 
 
 def test_a_hanging_row_read_keeps_its_landing_rows_until_it_settles() -> None:
-    pair = CorePair(settings=TransferSettings(landing_rows=4))
+    pair = CorePair(settings=TransferSettings(landing_rows=3))
     pair.net.script(pair.source_name, Fault(FaultKind.LATE), HANG)
-    future = pair.read([1, 2, 3], [3, 4, 5])
+    future = pair.read([1, 2], [3, 4])
     pair.step(10)
     outcome = pair.done(future, later_s=FAR_S)
     assert outcome.status is ReadStatus.UNSETTLED
@@ -199,7 +200,7 @@ def test_a_stalled_peer_holds_back_no_other() -> None:
 
 
 def test_orders_of_one_peer_take_turns() -> None:
-    pair = CorePair(settings=TransferSettings(read_max_bytes=PAGE, reads_per_peer=1))
+    pair = CorePair(settings=TransferSettings(read_max_bytes=PAGE))
     long, short = pair.read(list(range(1, 11)), list(range(1, 11))), pair.read([11], [11])
     pair.done(short)
     assert not long.done()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pdkv.errors import BoundsError, ContractMismatch
 from pdkv.geometry.page_layout import PlacementKind, PoolMap, Region, SegmentMap, layer_major, page_major, pool_map
 from pdkv.ids import LocalPages, RemotePages, UInt64Array
-from pdkv.transfer.descriptors import MAX_INDEX, ReadPlan, chunks, plan, table_rows
+from pdkv.transfer.descriptors import MAX_INDEX, ReadPlan, plan, table_rows
 from tests.transfer.pools import tiny_format
 
 FMT = tiny_format()
@@ -161,11 +161,3 @@ def test_table_rows() -> None:
     short = PoolMap(8, 64, pool.segments, pool.table_base, 32, "DRAM", 0, pool.regions)
     with pytest.raises(BoundsError, match="page-table row"):
         table_rows(short, 64)
-
-
-@given(st.integers(1, 500), st.integers(1, 100), st.integers(1, 1000))
-def test_chunks_cover_all_pages_and_keep_the_limit(pages: int, page_bytes: int, most_bytes: int) -> None:
-    parts = list(chunks(pages, page_bytes, most_bytes))
-    assert [p for part in parts for p in range(pages)[part]] == list(range(pages))
-    sizes = [len(range(pages)[part]) for part in parts]
-    assert all(n >= 1 and (n == 1 or n * page_bytes <= most_bytes) for n in sizes)

@@ -268,8 +268,8 @@ def test_cancel_makes_a_running_read_unsettled_at_once_and_close_settles_it() ->
     net, source, sink = loopback_pair()
     net.script(source.name, Fault(FaultKind.HANG))
     hanging = sink.engine.read(sink.order(source, [1], [1]))
-    # answered by the same thread after the read was posted
-    sink.engine.probe(source.name).result(WAIT_S)
+    # it comes after the one that hangs, which was posted then
+    sink.read(source, [2], [2])
     sink.engine.cancel(hanging)
     outcome = hanging.result(WAIT_S)
     assert outcome.status is ReadStatus.UNSETTLED
@@ -286,7 +286,7 @@ def test_close_lets_running_reads_end() -> None:
     patient.add(source)
     net.script(source.name, Fault(FaultKind.HANG))
     running = patient.engine.read(patient.order(source, [1], [1]))
-    patient.engine.probe(source.name).result(WAIT_S)
+    patient.read(source, [2], [2])
     closing = threading.Thread(target=patient.engine.close)
     closing.start()
     later = patient.engine.read(patient.order(source, [2], [2]))

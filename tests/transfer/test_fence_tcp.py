@@ -16,6 +16,7 @@ from pdkv.transfer.descriptors import plan
 from pdkv.transfer.engine import ReadStatus, TransferSettings
 from pdkv.transfer.landing import LandingRows
 from pdkv.transfer.orders import PeerOffer
+from pdkv.transfer.schedule import Mark
 from pdkv.transfer.tasks import OrderTask, Peer, Ticket
 from tests.transfer.pools import TestPool
 from tests.transfer.serve import TCP, WAIT_S, Reader, ServeOptions, Source, add
@@ -24,7 +25,8 @@ PAGES = 400
 """Of 361 KiB each: enough that a read is still under way when something happens to it."""
 FIRST, SECOND = list(range(1, PAGES // 2)), list(range(PAGES // 2, PAGES))
 MARK = b"\xaa"
-HASTY = TransferSettings(fence_after_s=0.3, fence_every_s=0.5, read_max_bytes=8 << 20)
+HASTY = TransferSettings(fence_after_s=0.3, fence_every_s=0.5, read_max_bytes=8 << 20, under_way_s=1.0)
+"""With much under way."""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,7 @@ def test_pages_of_an_aborted_read_are_given_away_only_when_nothing_lands(
     """The next owner's bytes are watched while the agent that the aborted read was posted on goes on reading."""
     source = sources["healthy"]
     add(mine.engine, source.served)
+    assert mine.read(source.served, SECOND).status is ReadStatus.DONE
     future = mine.start_until_it_lands(source.served, pages=FIRST)
     mine.engine.cancel(future)
     outcome = future.result(WAIT_S)
@@ -116,11 +119,9 @@ def test_a_released_read_still_writes(monkeypatch: pytest.MonkeyPatch, sources: 
     offer = PeerOffer(served.metadata, served.checksum, served.map)
     peer = Peer(served.announced.name, offer, plan(pool.map(), served.map))
     order = served.announced.order(FIRST, FIRST, PAGES)
-    task = OrderTask(order, peer, Ticket(), LandingRows(PAGES), len(FIRST) * pool.fmt.page_bytes)
+    task = OrderTask(order, peer, Ticket(), LandingRows(PAGES))
     agent.link(peer)
-    wanted = task.next()
-    assert wanted is not None
-    agent.post(task, wanted)
+    agent.post(task, task.next(len(FIRST) * pool.fmt.page_bytes), Mark(0.0, 0))
     until = time.monotonic() + WAIT_S
     while not any(pool.page(FIRST[0])):
         assert not agent.collect(), "it can't have ended"

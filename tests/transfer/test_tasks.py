@@ -27,14 +27,14 @@ def order_task(rows: int = 8) -> tuple[OrderTask, LandingRows]:
     landing = LandingRows(rows)
     order = Announced.of(NAME, POOL).order(PAGES, PAGES, POOL.num_pages)
     ticket: Ticket[ReadOutcome] = Ticket()
-    return OrderTask(order, peer, ticket, landing, PAGE), landing
+    return OrderTask(order, peer, ticket, landing), landing
 
 
 def post(task: OrderTask) -> Wanted | None:
-    wanted = task.next()
-    if wanted is not None:
-        task.outstanding += 1
-    return wanted
+    if not task.due:
+        return None
+    task.outstanding += 1
+    return task.next(PAGE)
 
 
 def end(task: OrderTask, wanted: Wanted, state: EndState) -> None:

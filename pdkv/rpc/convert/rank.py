@@ -17,7 +17,7 @@ from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, 
 from pdkv.rpc.convert import checks
 from pdkv.rpc.convert.common import contract_from_pb, contract_to_pb, peer_from_pb, peer_to_pb
 from pdkv.rpc.convert.intro import MAX_METADATA_BYTES, MAX_POOL_PAGES, pool_from_pb, pool_to_pb
-from pdkv.transfer.engine import ReadOrder, ReadStatus
+from pdkv.transfer.engine import Flow, ReadOrder, ReadStatus
 from pdkv.v1 import rank_pb2
 
 MAX_LOG_ENTRIES = 1 << 16
@@ -84,7 +84,7 @@ def new_peer_from_pb(message: rank_pb2.NewPeer) -> NewPeer:
 
 
 def read_to_pb(leader: PeerName, read: RankRead) -> rank_pb2.RankRead:
-    order = read.order
+    order, flow = read.order, read.order.flow
     return rank_pb2.RankRead(
         leader=peer_to_pb(leader),
         read_id=read.read_id,
@@ -95,6 +95,7 @@ def read_to_pb(leader: PeerName, read: RankRead) -> rank_pb2.RankRead:
         generations=order.generations.tolist(),
         hashes=order.hashes.raw,
         deadline_s=order.deadline_s,
+        flow=None if flow is None else rank_pb2.RankFlow(id=flow.id, pages=flow.pages, after=flow.after),
     )
 
 
@@ -108,8 +109,15 @@ def read_from_pb(message: rank_pb2.RankRead, num_pages: int) -> RankRead:
         generations=np.array(message.generations, np.uint64),
         hashes=PageHashes(message.hashes),
         deadline_s=checks.duration_s("deadline_s", message.deadline_s),
+        flow=_flow(message.flow) if message.HasField("flow") else None,
     )
     return RankRead(message.read_id, message.after, order)
+
+
+def _flow(message: rank_pb2.RankFlow) -> Flow:
+    checks.within("flow.pages", message.pages, 0, MAX_POOL_PAGES)
+    checks.within("flow.after", message.after, 0, MAX_POOL_PAGES)
+    return Flow(message.id, message.pages, message.after)
 
 
 def outcome_to_pb(outcome: RankOutcome) -> rank_pb2.RankOutcome:

@@ -12,7 +12,7 @@ from pdkv.ids import LocalPages, PageHashes, RemotePages, ReservationId
 from pdkv.kvcache.arrival import Arrival
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, RankStep, StepKind
 from pdkv.rpc.convert import rank
-from pdkv.transfer.engine import ReadOrder, ReadStatus
+from pdkv.transfer.engine import Flow, ReadOrder, ReadStatus
 from tests.rpc import samples
 
 PAGES = 16
@@ -25,7 +25,8 @@ ENTRIES = [
     Entry(Op.QUARANTINE, ReservationId(1), np.array([2], np.int32), reason="no end"),
     Entry(Op.END, ReservationId(1), np.empty(0, np.int32), numbers=(0,)),
 ]
-READ = RankRead(7, 4, ReadOrder(samples.P, LOCAL, RemotePages.checked([9, 8], 10), DIGESTS[:, 1], HASHES, 2.5))
+REMOTE = RemotePages.checked([9, 8], 10)
+READ = RankRead(7, 4, ReadOrder(samples.P, LOCAL, REMOTE, DIGESTS[:, 1], HASHES, 2.5, Flow(6, 9, 3)))
 ARRIVAL = Arrival(ReservationId(2), 5, LOCAL, HASHES, DIGESTS)
 STEP = RankStep(StepKind.VERIFY, 9, np.array([1, 2**32 - 1], np.uint32), 63, np.array([3, 1], np.int32))
 
@@ -104,6 +105,8 @@ def outcome(change: Callable[[Any], object]) -> object:
         (read, lambda m: m.remote.append(2**31), "remote"),
         (read, lambda m: setattr(m, "deadline_s", float("nan")), "deadline_s"),
         (read, lambda m: setattr(m, "hashes", b"x"), "page hashes"),
+        (read, lambda m: setattr(m.flow, "pages", 2**40), r"flow\.pages"),
+        (read, lambda m: setattr(m.flow, "after", 2**40), r"flow\.after"),
         (entry, lambda m: setattr(m, "op", "evict"), r"entry\.op"),
         (entry, lambda m: m.numbers.extend(range(9)), r"entry\.numbers"),
         (entry, lambda m: setattr(m, "reason", "\x00"), r"entry\.reason"),

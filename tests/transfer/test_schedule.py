@@ -1,0 +1,296 @@
+"""Who is served when, on a link that is modelled: a queue with a rate, looked at every half a millisecond."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdkv.transfer.orders import Flow, TransferSettings
+from pdkv.transfer.schedule import AHEAD, READS_AT_ONCE, Mark, Schedule, Window
+from pdkv.transfer.tasks import Peer, Table, Task, Ticket, Wanted
+from tests.transfer.pools import peer_name
+
+GBIT = 125_000_000
+"""Bytes a second."""
+PAGE = 3_450_000
+"""Of the real model, about."""
+LOOK_S = 0.0005
+SETTINGS = TransferSettings()
+NONE = np.zeros(0, np.int32)
+
+
+def peer(page_bytes: int = PAGE) -> Peer:
+    return Peer(peer_name("prefill"), None, SimpleNamespace(page_bytes=page_bytes))  # type: ignore[arg-type]
+
+
+class Pages(Task):
+    """So many pages, and rows after them."""
+
+    def __init__(self, source: Peer, pages: int, flow: Flow | None = None) -> None:
+        super().__init__(source, Ticket(), 1e9)
+        self.pages, self.flow = pages, flow
+        self.page_bytes = source.plan.page_bytes
+        self._left = pages
+        self.rows = False
+        self.began_s = self.ended_s = 0.0
+        self.served = 0
+
+    @property
+    def due(self) -> bool:
+        return self._left > 0 or (not self.rows and not self.outstanding)
+
+    @property
+    def left(self) -> int:
+        return self._left * self.page_bytes
+
+    def next(self, most_bytes: int) -> Wanted:
+        if not self._left:
+            self.rows = True
+            return Wanted(Table.ROWS, NONE, NONE)
+        part = min(self._left, max(1, most_bytes // self.page_bytes))
+        self._left -= part
+        self.served += part * self.page_bytes
+        return Wanted(Table.PAGES, NONE, NONE, part * self.page_bytes)
+
+    def ended(self, *_: Any) -> None:
+        self.outstanding -= 1
+        self.over = self.rows and not self.outstanding
+
+    lost = stop = give_up = ended
+
+
+@dataclass
+class Link:
+    """Serves reads one after the other."""
+
+    rate: float
+    schedule: Schedule = field(default_factory=lambda: Schedule(SETTINGS))
+    now: float = 0.0
+    most_under_way: int = 0
+    free_at: float = 0.0
+    running: deque[tuple[float, Task, Wanted, Mark]] = field(default_factory=deque)
+
+    def add(self, *tasks: Pages) -> None:
+        for task in tasks:
+            task.began_s = self.now
+            self.schedule.add(task)
+
+    def look(self) -> None:
+        while self.running and self.running[0][0] <= self.now:
+            _, task, wanted, mark = self.running.popleft()
+            task.peer.finished(wanted)
+            self.schedule.window.arrived(wanted.bytes, mark, self.now)
+            task.ended(wanted, None, 0.0)
+            if isinstance(task, Pages) and task.over:
+                task.ended_s = self.now
+        while (chosen := self.schedule.choose()) is not None:
+            task, most = chosen
+            mark, wanted = self.schedule.window.mark(self.now), task.next(most)
+            task.outstanding += 1
+            task.peer.began(wanted)
+            self.schedule.posted(task, wanted)
+            self.free_at = max(self.now, self.free_at) + wanted.bytes / self.rate
+            self.running.append((self.free_at, task, wanted, mark))
+        self.most_under_way = max(self.most_under_way, sum(wanted.bytes for _, _, wanted, _ in self.running))
+        self.now += LOOK_S
+
+    def run(self, *tasks: Pages) -> None:
+        while not all(task.over for task in tasks):
+            self.look()
+
+
+def took(*tasks: Pages) -> list[float]:
+    return [task.ended_s - task.began_s for task in tasks]
+
+
+# --- the link is full, and no more than that is under way -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_bytes", [40_000, PAGE])
+@pytest.mark.parametrize("rate", [GBIT, 2 * GBIT, 4 * GBIT, 25 * GBIT])
+def test_the_link_is_never_idle_and_little_waits_on_it(rate: float, page_bytes: int) -> None:
+    link = Link(rate)
+    long = Pages(peer(page_bytes), int(2 * rate / page_bytes))
+    link.add(long)
+    link.run(long)
+    assert long.ended_s == pytest.approx(long.pages * page_bytes / rate, rel=0.02)
+    assert link.most_under_way <= max(1.3 * rate * SETTINGS.under_way_s, READS_AT_ONCE * page_bytes, 2 << 20)
+
+
+def test_a_slower_link_has_less_under_way_soon() -> None:
+    link = Link(40 * GBIT)
+    first, second = (Pages(peer(40_000), 40_000) for _ in range(2))
+    link.add(first)
+    link.run(first)
+    link.rate = GBIT
+    link.add(second)
+    for _ in range(3000):
+        link.look()
+    link.most_under_way = 0
+    for _ in range(1000):
+        link.look()
+    assert link.most_under_way <= 1.3 * GBIT * SETTINGS.under_way_s
+
+
+def test_the_rate_is_that_of_what_arrived_meanwhile() -> None:
+    window = Window(SETTINGS)
+    early = window.mark(0.0)
+    window.arrived(100 << 20, early, 0.1)
+    assert window.bytes == pytest.approx((1000 << 20) * SETTINGS.under_way_s, rel=1e-6)
+    late = window.mark(0.1)
+    window.arrived(300 << 20, early, 0.4)
+    window.arrived(1, late, 0.4)
+    assert window.bytes == pytest.approx((1000 << 20) * SETTINGS.under_way_s, rel=1e-3)
+    before = window.bytes
+    window.arrived(1 << 30, window.mark(0.4), 0.4)
+    assert window.bytes == before, "no time passed"
+
+
+# --- in turn --------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_request_beside_a_long_one() -> None:
+    alone_link = Link(2 * GBIT)
+    alone = Pages(peer(), 4)
+    alone_link.add(alone)
+    alone_link.run(alone)
+    link, source = Link(2 * GBIT), peer()
+    long = Pages(source, 16_384)
+    link.add(long)
+    shorts = []
+    for number in range(40):
+        for _ in range(100 + number):
+            link.look()
+        short = Pages(source, 4)
+        link.add(short)
+        link.run(short)
+        shorts.append(short)
+    assert max(took(*shorts)) <= 2.5 * took(alone)[0]
+    assert long.served >= sum(task.served for task in shorts) / AHEAD
+
+
+@pytest.mark.parametrize("pages", [40, 400])
+@pytest.mark.parametrize("sources", [1, 4])
+def test_equal_requests_take_equally_long(pages: int, sources: int) -> None:
+    """Also when they don't begin together: who is ahead gets no prize for it."""
+    link, peers = Link(4 * GBIT), [peer() for _ in range(sources)]
+    tasks = [Pages(peers[i % sources], pages, Flow(i, pages, 0)) for i in range(4)]
+    for task in tasks:
+        link.add(task)
+        link.look()
+    link.run(*tasks)
+    assert max(took(*tasks)) <= 1.25 * min(took(*tasks))
+
+
+def test_turns_are_by_flow_not_by_order() -> None:
+    link, source = Link(4 * GBIT), peer()
+    many = [Pages(source, 50, Flow(1, 1000, 1000 - 50 * i)) for i in range(1, 11)]
+    one = Pages(source, 500, Flow(2, 1000, 500))
+    link.add(*many, one)
+    for _ in range(1000):
+        link.look()
+    assert one.served == pytest.approx(sum(task.served for task in many), abs=2 * PAGE)
+
+
+def test_turns_are_by_bytes_also_where_orders_are_small() -> None:
+    link, source = Link(4 * GBIT), peer(40_000)
+    small = [Pages(source, 2, Flow(1, 10_000, 5_000)) for i in range(1000)]
+    large = Pages(source, 10_000, Flow(2, 20_000, 10_000))
+    link.add(*small, large)
+    while small[-1].left:
+        link.look()
+    assert large.served == pytest.approx(1000 * 80_000, abs=8 << 20)
+
+
+def test_a_last_chunk_goes_first() -> None:
+    """Of 32: the other has 15 to come, so that nobody waits for this one."""
+    link, source = Link(4 * GBIT), peer()
+    other = Pages(source, 512, Flow(1, 16_384, 15 * 512))
+    last = Pages(source, 512, Flow(2, 16_384, 0))
+    link.add(other, last)
+    link.run(last)
+    assert other.served <= last.served / AHEAD + 2 * PAGE
+
+
+def test_a_peer_that_stands_still_has_its_share_and_no_more() -> None:
+    link, stopped, source = Link(4 * GBIT), peer(), peer()
+    hung, going = Pages(stopped, 1000), Pages(source, 400)
+    link.add(hung)
+    link.look()
+    # what runs there never ends
+    link.running.clear()
+    link.free_at = 0.0
+    link.add(going)
+    while not going.over:
+        link.look()
+        link.running = deque(read for read in link.running if read[1] is going)
+    assert took(going)[0] == pytest.approx(400 * PAGE / link.rate, rel=0.05)
+    assert stopped.parts <= 4
+
+
+# --- nobody starves -------------------------------------------------------------------------------------------------
+
+
+def longest_wait(pages: int, arrivals: list[tuple[int, int]], *, more: int) -> tuple[int, int]:
+    """Of a flow of so many pages: bytes that others get between two of its turns; and the most flows at once.
+
+    Others come as (reads posted before, pages); and after each read one of a single page, `more` times.
+    """
+    schedule, source = Schedule(SETTINGS), peer()
+    watched = Pages(source, pages, Flow(0, pages, 0))
+    schedule.add(watched)
+    coming = [(at, Pages(source, n, Flow(i, n, 0))) for i, (at, n) in enumerate(arrivals, start=1)]
+    coming += [(at, Pages(source, 1, Flow(1000 + at, 1, 0))) for at in range(more)]
+    passed = longest = number = 0
+    alive, most_alive = {id(watched)}, 1
+    while watched.left:
+        for task in (task for at, task in coming if at == number):
+            schedule.add(task)
+            alive.add(id(task))
+        most_alive = max(most_alive, len(alive))
+        chosen = schedule.choose()
+        assert chosen is not None
+        served, most = chosen
+        wanted = served.next(most)
+        schedule.posted(served, wanted)
+        passed = 0 if served is watched else passed + wanted.bytes
+        longest = max(longest, passed)
+        if not served.left:
+            alive.discard(id(served))
+            served.over = True
+        number += 1
+    return longest, most_alive
+
+
+def bound(flows: int) -> int:
+    """Each of its kind may be served what it is behind by, a read, and one more; all of that, so many times by the
+    other kind."""
+    return (AHEAD + 1) * (flows + 1) * 2 * PAGE
+
+
+ARRIVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), max_size=12)
+
+
+@given(st.integers(1, 40), ARRIVALS, st.integers(0, 200))
+def test_who_waits_is_served_after_a_bounded_number_of_bytes(
+    pages: int, arrivals: list[tuple[int, int]], more: int
+) -> None:
+    """However many come meanwhile."""
+    passed, flows = longest_wait(pages, arrivals, more=more)
+    assert passed <= bound(flows)
+
+
+def test_and_would_starve_if_newcomers_went_first() -> None:
+    fair, flows = longest_wait(4, [], more=1000)
+    assert fair <= bound(flows)
+    with patch.object(Schedule, "_last", lambda self, flow, *, ending: 0):
+        starved, flows = longest_wait(4, [], more=1000)
+    assert starved > bound(flows)
