@@ -18,7 +18,7 @@ from pdkv.node.preemption import PreemptPolicy
 from pdkv.node.stages import Stage
 from tests.node.grouped import Scene
 from tests.node.grouped import run as run_group
-from tests.node.scene import alone, answers, recovered, request, run, turns, until
+from tests.node.scene import alone, answers, gated, recovered, request, run, turns, until
 from tests.node.toy import Pair, make_pair
 from tests.node.trio import HASTY, Trio, ended, fallible, play, saved
 
@@ -141,12 +141,14 @@ def test_two_that_bring_the_same_prompt_keep_it_once() -> None:
 def test_a_prefill_node_is_not_given_up_while_its_pages_wait_for_room() -> None:
     async def scenario(trio: Trio) -> None:
         other = taken(trio.decode, left=3)
+        gate = gated(trio.wires[0].node.parts.engine, "forward", at=3)  # more is to be announced all the while
         asked = fallible(FailurePolicy.RETRY, remaining_s=12.0)
         more = tuple(f"never-asked-{i}" for i in range(10))  # twelve nodes in all: one second each
         asked = replace(asked, prefill_alternates=(*asked.prefill_alternates, *more))
         asking = asyncio.create_task(answers(trio.decode.generate(asked)))
         await until(lambda: trio.seen[Stage.RENEWED] > 12)  # two seconds
         trio.decode.parts.manager.end(other)
+        gate.open()
         tokens, done = await asking
         assert tuple(tokens) == alone(trio.pair, asked)
         assert (done.retries, done.recomputed_tokens, len(trio.wires[0].asked)) == (0, 0, 1)
