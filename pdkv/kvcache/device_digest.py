@@ -7,16 +7,18 @@ How: for inputs above 240 B xxh3 keeps eight 64-bit lanes. Within a block of 1 K
 depends on that stripe alone, so the additions are one sum a block, of many blocks of all pages at once. After a block
 the lanes are scrambled, which only the next block can follow: that is sequential, and done for all pages together. So
 the kernels of a call grow with the length of a page and not with how many there are: `KERNELS_A_BLOCK` a KiB of a page,
-and some twelve for each `CHUNK_BYTES`. torch has no unsigned 64-bit arithmetic; int64 wraps alike, and a shift that
-must be logical is masked.
+and some twelve for each `CHUNK_BYTES`. With Triton a chunk's scrambles are one kernel (`scramble_kernel`). torch has no
+unsigned 64-bit arithmetic; int64 wraps alike, and a shift that must be logical is masked.
 
 Source: the xxHash specification, and XXH3_64bits in xxhash.h (v0.8), with its secret and without a seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -24,6 +26,8 @@ import torch
 
 from pdkv.ids import LocalPages, UInt64Array
 
+logger = logging.getLogger(__name__)
+Scramble = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
 SHORTEST_BYTES = 241
 """Shorter inputs have rules of their own, which aren't here."""
 CHUNK_BYTES = 64 << 20
@@ -88,6 +92,51 @@ class _Rows:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
+def scramble(lanes: torch.Tensor, added: torch.Tensor, key: torch.Tensor, prime: int) -> None:
+    """In place: int64 lanes [n, 8] after each block's additions, int64 [n, blocks, 8], and the scramble after them."""
+    for block in added.unbind(1):
+        lanes += block
+        high = lanes >> 47
+        high &= (1 << 17) - 1
+        lanes ^= high
+        lanes ^= key
+        lanes *= prime
+
+
+@cache
+def scrambler(device: torch.device) -> Scramble:
+    """The one kernel where there is Triton and it says what torch says, otherwise torch's."""
+    if device.type != "cuda":
+        return scramble
+    try:
+        from pdkv.kvcache import scramble_kernel
+    except ImportError as error:
+        logger.info("digests take %d kernels a KiB of a page: no Triton (%s)", KERNELS_A_BLOCK, error)
+        return scramble
+    try:
+        return checked(scramble_kernel.scramble, device)
+    except scramble_kernel.ERRORS as error:
+        logger.warning("digests take %d kernels a KiB of a page: Triton makes none (%s)", KERNELS_A_BLOCK, error)
+        return scramble
+
+
+def checked(kernel: Scramble, device: torch.device) -> Scramble:
+    """`kernel`, or torch's with a warning if they don't agree."""
+    dice = np.random.default_rng(0)
+
+    def words(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(dice.integers(-(2**63), 2**63, shape)).to(device)
+
+    one, added, key = words(7, _LANES), words(7, 5, _LANES), words(_LANES)
+    other = one.clone()
+    scramble(one, added, key, _PRIME32[0])
+    kernel(other, added, key, _PRIME32[0])
+    if torch.equal(one, other):
+        return kernel
+    logger.warning("the digest's kernel is wrong on %s and isn't used", device)
+    return scramble
+
+
 class _Lanes:
     """int64 [n, 8] while the bytes go by."""
 
@@ -97,7 +146,7 @@ class _Lanes:
         self._stripe_keys = torch.stack([_key(_WORD * i, device) for i in range(_STRIPES)])
         self._last_key = _key(_LAST_STRIPE, device)
         self._scramble_key = _key(_SCRAMBLE, device)
-        self._prime = torch.tensor(_PRIME32[0], dtype=torch.int64, device=device)
+        self._scramble = scrambler(device)
         start = torch.tensor(np.array(_START, np.uint64).view(np.int64), device=device)
         self._sums = start.repeat(count, 1)
 
@@ -105,8 +154,7 @@ class _Lanes:
         """After `length` bytes. The last block isn't scrambled, and the last stripe has a key of its own."""
         blocks, words = (length - 1) // _BLOCK, length // _WORD
         for added in self._blocks(blocks):
-            for block in added.unbind(1):
-                self._scrambled_into(block)
+            self._scramble(self._sums, added, self._scramble_key, _PRIME32[0])
         stripes = (length - 1 - blocks * _BLOCK) // _STRIPE
         if stripes:
             first = blocks * _BLOCK // _WORD
@@ -122,15 +170,6 @@ class _Lanes:
             last = min(first + step, count)
             data = self._rows.words(first * words, last * words)
             yield _additions(data.view(self._count, last - first, _STRIPES, _LANES), self._stripe_keys).sum(2)
-
-    def _scrambled_into(self, added: torch.Tensor) -> None:
-        """One block: its additions, then the scramble."""
-        sums = self._sums.add_(added)
-        high = sums >> 47
-        high &= (1 << 17) - 1
-        sums ^= high
-        sums ^= self._scramble_key
-        sums *= self._prime
 
 
 def _additions(data: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

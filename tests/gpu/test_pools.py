@@ -12,6 +12,7 @@ from pdkv.errors import DigestMismatch
 from pdkv.geometry.page_layout import Group, PageFormat, PlacementKind, page_format
 from pdkv.ids import LocalPages, ReservationId
 from pdkv.kvcache.arrival import Arrival
+from pdkv.kvcache.device_digest import scramble, scrambler
 from pdkv.kvcache.gpudirect import Flush, flush, flush_of
 from pdkv.kvcache.offload import HostStore
 from pdkv.kvcache.page_digest import digest_pages
@@ -116,6 +117,10 @@ def test_a_synthetic_engine_writes_the_same_rows(device: str) -> None:
     for group in Group:
         for mine, theirs in zip(host.group_bytes(3, group), there.group_bytes(3, group), strict=True):
             assert np.array_equal(mine, theirs)
+
+
+def test_the_sequential_part_is_one_kernel(device: str) -> None:
+    assert scrambler(torch.device(device)) is not scramble
 
 
 def test_cuda_says_how_a_nics_writes_are_ordered(device: str) -> None:

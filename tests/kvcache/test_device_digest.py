@@ -139,3 +139,19 @@ def test_kernels_grow_with_a_page_and_not_with_their_number() -> None:
     longer = kernels(8448 + 1024 * blocks, 2)
     assert longer - few == KERNELS_A_BLOCK * blocks
     assert few - KERNELS_A_BLOCK * 8 < 80
+
+
+def test_a_kernel_that_is_wrong_is_not_used_and_one_that_is_right_is(caplog: pytest.LogCaptureFixture) -> None:
+    host = torch.device("cpu")
+
+    def right(lanes: torch.Tensor, added: torch.Tensor, key: torch.Tensor, prime: int) -> None:
+        device_digest.scramble(lanes, added, key, prime)
+
+    def wrong(lanes: torch.Tensor, added: torch.Tensor, key: torch.Tensor, prime: int) -> None:
+        device_digest.scramble(lanes, added[:, :-1], key, prime)
+
+    assert device_digest.checked(right, host) is right
+    assert not caplog.records
+    assert device_digest.checked(wrong, host) is device_digest.scramble
+    assert "is wrong on cpu and isn't used" in caplog.text
+    assert device_digest.scrambler(host) is device_digest.scramble
