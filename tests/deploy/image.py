@@ -9,6 +9,7 @@ machine lacks with 2; containers and networks are gone afterwards, images stay f
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
@@ -17,9 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdkv import __version__
+from pdkv.rpc.health import state_of
+from pdkv.rpc.security import PlainText
+from tests.certificates import Authority
 from tests.deploy.cluster import K8S, Cluster, Workload
 from tests.deploy.engine import Engine, NotPossible, limits, needed
 from tests.deploy.pages import run_by
@@ -30,6 +35,7 @@ MOST_BYTES = 1_500_000_000
 USER = "10001:10001"
 MBIT = 200
 NETWORKS = ("pdkv-control", "pdkv-pages")
+PODS = ("prefill-0", "decode-0", "router")
 LOCK = """
 import ctypes, mmap
 memory = mmap.mmap(-1, 64 << 20)
@@ -52,7 +58,7 @@ def is_clean(engine: Engine) -> None:
 def does_what_the_page_says(engine: Engine) -> None:
     """Each block is run as it stands; the three containers serve a request, and end when they are told to."""
     engine.base()
-    engine.remove(["prefill-0", "decode-0", "router"], ["pdkv"])
+    engine.remove(PODS, ["pdkv"])
     for block in run_by("make image-test"):
         began_s = time.monotonic()
         done = engine.run("bash", "-euo", "pipefail", "-c", block.text, timeout_s=3000)
@@ -87,83 +93,134 @@ def is_the_same_again(engine: Engine) -> None:
 # --- as the manifests would -----------------------------------------------------------------------------------------
 
 
-def started(engine: Engine, workload: Workload, folder: Path, *more: str) -> str:
-    """A pod's container: its user, root, capabilities, memory, variables and files are those of the manifest."""
-    name, pod, container = workload.pod_names[0], workload.pod["securityContext"], workload.container
-    name = name if workload.role != "router" else "router"
-    file = folder / f"{name}.yaml"
-    file.write_text(workload.file_at("/etc/pdkv/config.yaml"), "utf-8")
-    flags = ["--name", name, "--hostname", name, "--network-alias", f"{name}.{workload.name}"]
-    flags += ["--user", f"{pod['runAsUser']}:{pod['runAsGroup']}", "--security-opt", "no-new-privileges"]
-    flags += ["--cap-drop", "ALL", "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:size=256m"]
-    flags += ["--memory", str(int(quantity(container["resources"]["limits"]["memory"])))]
-    flags += [f"--env={key}={value}" for key, value in workload.environment(name).items()]
-    engine.docker("create", *flags, f"--volume={file}:/etc/pdkv/config.yaml:ro", *more, IMAGE, *container["args"])
-    for network in NETWORKS[1:]:
-        engine.docker("network", "connect", network, name)
-    engine.docker("start", name)
-    return name
+@dataclass(frozen=True)
+class Fleet:
+    """One pod of each role of an overlay, on one network for calls and one for pages, both shaped."""
+
+    engine: Engine
+    cluster: Cluster
+    folder: Path
+    """Readable by the containers' user."""
+    authority: Authority = field(default_factory=Authority)
+
+    def __enter__(self) -> Fleet:
+        self.engine.remove(PODS, NETWORKS)
+        self.engine.docker("network", "create", NETWORKS[0])
+        self.engine.docker("network", "create", "--disable-dns", NETWORKS[1])
+        for workload in self.workloads:
+            self.start(workload)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.remove(PODS, NETWORKS)
+
+    @property
+    def workloads(self) -> list[Workload]:
+        return [self.cluster.workload(role) for role in ("prefill", "decode", "router")]
+
+    def start(self, workload: Workload) -> None:
+        """User, root, capabilities, memory, variables and files are those of the manifest."""
+        name, pod, container = pod_of(workload), workload.pod["securityContext"], workload.container
+        flags = ["--name", name, "--hostname", name, "--network-alias", f"{name}.{workload.name}"]
+        flags += ["--user", f"{pod['runAsUser']}:{pod['runAsGroup']}", "--security-opt", "no-new-privileges"]
+        flags += ["--cap-drop", "ALL", "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:size=256m"]
+        flags += ["--memory", str(int(quantity(container["resources"]["limits"]["memory"])))]
+        flags += [f"--env={key}={value}" for key, value in workload.environment(name).items()]
+        flags += [f"--volume={at}:{to}:ro" for at, to in self.files(workload)]
+        if workload.role != "router":
+            flags.append("--env=PDKV_NET_DEVICES=eth1")
+        self.engine.docker("create", *flags, "--network", NETWORKS[0], IMAGE, *container["args"])
+        self.engine.docker("network", "connect", NETWORKS[1], name)
+        self.engine.docker("start", name)
+        self.shape(name)
+
+    def files(self, workload: Workload) -> Iterator[tuple[Path, str]]:
+        """Settings as the ConfigMap has them, and key files as cert-manager would make them."""
+        settings = self.folder / f"{workload.name}.yaml"
+        settings.write_text(workload.file_at("/etc/pdkv/config.yaml"), "utf-8")
+        yield settings, "/etc/pdkv/config.yaml"
+        if names := workload.dns_names(pod_of(workload)):
+            made = self.authority.files(self.folder / workload.name, *names)
+            for file, name in ((made.ca, "ca.crt"), (made.certificate, "tls.crt"), (made.key, "tls.key")):
+                file.chmod(0o644)
+                yield file, f"/etc/pdkv-tls/{name}"
+
+    def shape(self, name: str) -> None:
+        """What comes to the container, over either network, has this rate."""
+        links = self.engine.run("ip", "-o", "link").stdout.splitlines()
+        for device in ("eth0", "eth1"):
+            number = self.engine.docker("exec", name, "cat", f"/sys/class/net/{device}/iflink")
+            (veth,) = [line.split()[1].partition("@")[0] for line in links if line.startswith(f"{number}: ")]
+            rate = ["rate", f"{MBIT}mbit", "burst", "128kb", "latency", "20ms"]
+            self.engine.run("tc", "qdisc", "replace", "dev", veth, "root", "tbf", *rate)
+
+    def answers(self, workload: Workload, kind: str) -> bool:
+        """As the kubelet would ask: by itself from outside, or by a command inside."""
+        name, probe = pod_of(workload), workload.container[f"{kind}Probe"]
+        if "exec" in probe:
+            return self.engine.run("docker", "exec", name, *probe["exec"]["command"], check=False).returncode == 0
+        network = self.engine.inspect(name)["NetworkSettings"]["Networks"][NETWORKS[0]]
+        address, service = f"{network['IPAddress']}:{probe['grpc']['port']}", probe["grpc"].get("service", "")
+        return asyncio.run(state_of(address, PlainText(), service=service, within_s=10)) == "SERVING"
+
+    def ask(self, prompt: str, tokens: int, *more: str) -> list[str]:
+        """The command of a client, in the router's container."""
+        ask = ["pdkv", "generate", prompt, "--router", "router:7000", "--max-tokens", str(tokens), "--wait", "240"]
+        return ["docker", "exec", "router", *ask, *more]
+
+    def arrived_bytes(self, name: str, device: str) -> int:
+        return int(self.engine.docker("exec", name, "cat", f"/sys/class/net/{device}/statistics/rx_bytes"))
 
 
-def shaped(engine: Engine, name: str) -> None:
-    """What comes to the container, over either network, has this rate."""
-    for device in ("eth0", "eth1"):
-        number = engine.docker("exec", name, "cat", f"/sys/class/net/{device}/iflink")
-        links = engine.run("ip", "-o", "link").stdout.splitlines()
-        (veth,) = [line.split()[1].partition("@")[0] for line in links if line.startswith(f"{number}: ")]
-        rate = ["rate", f"{MBIT}mbit", "burst", "128kb", "latency", "20ms"]
-        engine.run("tc", "qdisc", "replace", "dev", veth, "root", "tbf", *rate)
-
-
-def arrived_bytes(engine: Engine, name: str, device: str) -> int:
-    return int(engine.docker("exec", name, "cat", f"/sys/class/net/{device}/statistics/rx_bytes"))
+def pod_of(workload: Workload) -> str:
+    return "router" if workload.role == "router" else workload.pod_names[0]
 
 
 @contextmanager
-def fleet(engine: Engine) -> Iterator[list[str]]:
-    """One pod of each role, on one network for calls and one for pages, both shaped."""
-    cluster = Cluster.of(K8S / "overlays" / "cpu-demo")
-    names = ["prefill-0", "decode-0", "router"]
-    engine.remove(names, NETWORKS)
+def fleet(engine: Engine, overlay: str) -> Iterator[Fleet]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        try:
-            engine.docker("network", "create", NETWORKS[0])
-            engine.docker("network", "create", "--disable-dns", NETWORKS[1])
-            for role in ("prefill", "decode", "router"):
-                pages = [] if role == "router" else ["--env=PDKV_NET_DEVICES=eth1"]
-                name = started(engine, cluster.workload(role), Path(folder), "--network", NETWORKS[0], *pages)
-                shaped(engine, name)
-            yield names
-        finally:
-            engine.remove(names, NETWORKS)
-
-
-def generate(prompt: str, tokens: int) -> list[str]:
-    ask = ["pdkv", "generate", prompt, "--router", "router:7000", "--max-tokens", str(tokens), "--wait", "240"]
-    return ["exec", "router", *ask]
+        with Fleet(engine, Cluster.of(K8S / "overlays" / overlay), Path(folder)) as running:
+            yield running
 
 
 def serves_as_in_a_pod(engine: Engine) -> None:
-    with fleet(engine) as names:
-        done = engine.run("docker", *generate("a page of many bytes " * 100, 4), timeout_s=300)
-        shipped = arrived_bytes(engine, "decode-0", "eth1")
-        account = done.stderr.strip().splitlines()[-1]
+    with fleet(engine, "cpu-demo") as pods:
+        account = engine.run(*pods.ask("a page of many bytes " * 100, 4), timeout_s=300).stderr.splitlines()[-1]
+        shipped = pods.arrived_bytes("decode-0", "eth1")
         assert "digests verified" in account, account
         assert shipped > 10_000_000, shipped
         said(f"a request over two networks of {MBIT} Mbit/s", f"{account}; {shipped:,} B came over the one for pages")
-        for name in names:
-            engine.docker("healthcheck", "run", name)
-            user = engine.docker("exec", name, "id", "-u")
-            written = engine.run("docker", "exec", name, "touch", "/opt/pdkv/x", check=False).stderr
-            assert (user, "Read-only" in written) == ("10001", True), (user, written)
-        said("each is healthy, runs as its user and can't write to its root", names)
-        ends_after_its_requests(engine)
+        is_well(pods)
+        ends_after_its_requests(pods)
 
 
-def ends_after_its_requests(engine: Engine) -> None:
+def serves_with_certificates(engine: Engine) -> None:
+    """Those that components/mtls asks for: everybody who has to be let in is, and nobody else."""
+    with fleet(engine, "mtls") as pods:
+        account = engine.run(*pods.ask("a page of many bytes " * 10, 4), timeout_s=300).stderr.splitlines()[-1]
+        said("a request under mutual TLS", account)
+        is_well(pods)
+        refused = engine.run("docker", "exec", "prefill-0", "pdkv", "status", "decode-0.decode:7000", check=False)
+        assert "NotAuthorised" in refused.stderr, refused.stderr
+        said("who isn't named is refused", refused.stderr)
+
+
+def is_well(pods: Fleet) -> None:
+    for workload in pods.workloads:
+        name = pod_of(workload)
+        asked = {kind: pods.answers(workload, kind) for kind in ("startup", "readiness", "liveness")}
+        assert all(asked.values()), (name, asked)
+        pods.engine.docker("healthcheck", "run", name)
+        user = pods.engine.docker("exec", name, "id", "-u")
+        written = pods.engine.run("docker", "exec", name, "touch", "/opt/pdkv/x", check=False).stderr
+        assert (user, "Read-only" in written) == ("10001", True), (user, written)
+    said("each answers its probes, runs as its user and can't write to its root", PODS)
+
+
+def ends_after_its_requests(pods: Fleet) -> None:
     """SIGTERM while a request runs: it gets all of its tokens, then the process ends with 0."""
-    command = ["docker", *generate("once upon a page", 200), "--json"]
+    engine, command = pods.engine, pods.ask("once upon a page", 200, "--json")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=engine.environment, **pipes) as asked:  # type: ignore[call-overload]
         until(lambda: running(engine) > 0 or asked.poll() is not None, "a request that runs")
@@ -250,7 +307,7 @@ def main() -> int:
         return 2
     engine = Engine(options.folder)
     checks = [is_clean, does_what_the_page_says, is_small_and_plain, locks_memory, ends_before_it_serves]
-    checks += [serves_as_in_a_pod] + ([is_the_same_again] if options.twice else [])
+    checks += [serves_as_in_a_pod, serves_with_certificates] + ([is_the_same_again] if options.twice else [])
     for check in checks:
         try:
             check(engine)
