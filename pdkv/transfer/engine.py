@@ -62,18 +62,31 @@ WORK_S = 0.00005
 
 
 class _Pace:
-    """How long to sleep between two steps: not at all while something moves, then twice as long each time."""
+    """How long to sleep between two steps: not at all while something moves, then twice as long each time.
+
+    What moves for own reads counts only until they have ended: then there is nothing to wait for but peers that read,
+    and a command wakes the thread at once.
+    """
 
     def __init__(self, settings: TransferSettings) -> None:
         self._settings = settings
-        self._moved_at = 0.0
+        self._served_at = self._moved_at = -math.inf
         self._sleep_s = 0.0
 
+    def served(self, now: float) -> None:
+        """A peer reads from here."""
+        self._served_at, self._sleep_s = now, 0.0
+
     def moved(self, now: float) -> None:
+        """Something did that own reads wait for."""
         self._moved_at, self._sleep_s = now, 0.0
 
+    def ended(self) -> None:
+        """No own read is left."""
+        self._moved_at, self._sleep_s = -math.inf, self._settings.idle_s
+
     def rest(self, now: float, *, reading: bool) -> float:
-        if now - self._moved_at < SPIN_S:
+        if now - max(self._served_at, self._moved_at) < SPIN_S:
             return 0.0
         most = self._settings.reading_s if reading else self._settings.idle_s
         self._sleep_s = min(max(2 * self._sleep_s, FIRST_SLEEP_S), most)
@@ -233,10 +246,12 @@ class TransferEngine:
             core.serve()
             served_s = time.thread_time()
             moved = core.step(time.monotonic())
-            moved |= max(served_s - began_s, time.thread_time() - served_s) > WORK_S
+            moved |= time.thread_time() - served_s > WORK_S
             now = time.monotonic()
+            if served_s - began_s > WORK_S:
+                pace.served(now)
             if moved:
-                pace.moved(now)
+                pace.moved(now) if core.busy else pace.ended()
             rest_s = pace.rest(now, reading=core.busy)
             due = now + rest_s
             if self._run_commands(rest_s):

@@ -374,3 +374,17 @@ def test_pace_spins_then_sleeps_twice_as_long_each_time() -> None:
     assert pace.rest(11.0, reading=True) == 0.0005
     pace.moved(12.0)
     assert pace.rest(12.0, reading=False) == 0.0
+
+
+def test_a_thread_with_nothing_left_to_read_rests_at_once() -> None:
+    settings = TransferSettings()
+    pace = engine_module._Pace(settings)
+    pace.moved(10.0)
+    assert pace.rest(10.0001, reading=True) == 0.0
+    assert [pace.rest(10.1, reading=True) for _ in range(5)] == pytest.approx([5e-5, 1e-4, 2e-4, 4e-4, 5e-4])
+    pace.moved(11.0)
+    pace.ended()
+    assert pace.rest(11.0001, reading=False) == settings.idle_s
+    pace.served(12.0)
+    pace.ended()
+    assert pace.rest(12.0001, reading=False) == 0.0, "a peer still reads from here"
