@@ -35,9 +35,9 @@ from rich.table import Table  # noqa: E402
 
 from pdkv.cli.bench.cases import Case, Mode  # noqa: E402
 from pdkv.cli.bench.pair import Nodes, Pair  # noqa: E402
+from pdkv.cli.bench.pulls import SourceSettings  # noqa: E402
 from pdkv.cli.bench.report import Check, Report, as_table  # noqa: E402
 from pdkv.cli.bench.rows import Sample  # noqa: E402
-from pdkv.cli.bench.source import SourceSettings  # noqa: E402
 from pdkv.cli.bench.workers import SinkProcess, Workers  # noqa: E402
 from pdkv.cli.bench.yardsticks import COUNTS_FROM, Absent, Kind, Pages, Yardsticks, YardstickSettings, pieces  # noqa: E402
 from pdkv.rpc.bench import GrpcBench  # noqa: E402

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdkv.cli.bench.cases import Case, Mode, Setup
+from pdkv.cli.bench.pulls import Opened, SinkNode, Wish
 from pdkv.cli.bench.rows import Sample
-from pdkv.cli.bench.sink import Opened, SinkNode, Wish
 from pdkv.cli.bench.workers import SinkProcess
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import PageFormat, page_format

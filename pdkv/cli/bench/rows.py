@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pdkv.cli.bench.cases import Case
-from pdkv.cli.bench.sink import Pulled
+from pdkv.cli.bench.pulls import Pulled
 from pdkv.errors import ConfigError, MissingDependency
 
 PERCENTILES = (50, 90, 99)

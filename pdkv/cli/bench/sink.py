@@ -19,11 +19,12 @@ import numpy as np
 
 from pdkv.cli.assemble import build_parts
 from pdkv.cli.bench.ground import forget, ordered, prompt_tokens, switch_digests, usage
+from pdkv.cli.bench.pulls import Opened, Pulled, SinkNode, Wish
 from pdkv.config import DecodeConfig
 from pdkv.errors import IntegrityError
 from pdkv.geometry.model_config import load_config, model_shape
-from pdkv.geometry.page_layout import Group, PlacementKind, page_format
-from pdkv.ids import Int32Array, LocalPages, RequestId, UInt64Array
+from pdkv.geometry.page_layout import Group, page_format
+from pdkv.ids import LocalPages, RequestId, UInt64Array
 from pdkv.kvcache.page_digest import digest_pages
 from pdkv.node.base import NodeParts
 from pdkv.node.decode import DecodeNode, DecodeSettings
@@ -40,81 +41,6 @@ from pdkv.transfer.engine import ReadOrder, ReadOutcome
 
 PULL_S = 600.0
 """Longest that one pull may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkNode:
-    """The decode node that a sink is to be."""
-
-    model: str
-    pool_pages: int
-    placement: PlacementKind = "page_major"
-    read_pages: int = 0
-    """Most pages of one READ; 0: the node's default."""
-    touched: bool = True
-    """The pool's memory is committed before the first pull."""
-    node_id: str = "sink"
-    ucx_tls: str = ""
-    net_devices: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A sink that is connected."""
-
-    connect_s: tuple[float, ...]
-    """A source each: introductions both ways, memory made known, a first read."""
-    lanes: tuple[str, ...]
-    main_bytes: int
-    """Of a page."""
-    index_bytes: int
-    build_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Pull one prompt from each of some sources at once."""
-
-    prompts: tuple[tuple[str, BenchPrompt], ...]
-    """Source address, and the prompt that it has or makes."""
-    hit_pages: int = 0
-    """Of each prompt, that are here already."""
-    scattered: bool = False
-    digests: bool = True
-    zeroed: bool = True
-    """False only for memory that was never written to."""
-    damaged_pages: int = 0
-    """Of those pulled, changed by a bit after they were proved: to show that a comparison finds them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """What pulls that ran at once took; times are points on this machine's monotonic clock."""
-
-    began_s: float
-    """The first request was asked of its source."""
-    committed_s: float
-    """The last full page was proved and in the tree; with nothing to pull, the request was admitted."""
-    admitted_s: float
-    """The last request could have been answered: tail page and account, too."""
-    each_s: tuple[float, ...]
-    """A source each: from asked to committed."""
-    pages: int
-    """Full pages that were pulled; beside them, a tail page a source."""
-    hit_pages: int
-    shipped: Shipment
-    """Sums of what the node itself accounts for, tails included."""
-    descriptors_before: int
-    """Without merging: a descriptor a page and piece."""
-    post_s: float
-    cpu_s: float
-    local: Int32Array
-    """Page ids of the longest read."""
-    remote: Int32Array
-
-    @property
-    def seconds(self) -> float:
-        return self.committed_s - self.began_s
 
 
 class MeteredTransfer:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pdkv.adapters.synthetic.engine import SyntheticEngine
 from pdkv.cli.assemble import build_parts
 from pdkv.cli.bench.ground import OrderedAllocator, forget, ordered, prompt_tokens, switch_digests, usage
+from pdkv.cli.bench.pulls import SourceSettings
 from pdkv.config import PrefillConfig
 from pdkv.errors import ConfigError, IntegrityError, PeerLost
 from pdkv.geometry.model_config import load_config, model_shape
@@ -42,17 +43,6 @@ DRAIN_S = 10.0
 """Longest that a node which is exchanged waits for its leases to be released."""
 FILL_PAGES = 64
 """Pages that are filled in one step."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSettings:
-    """What a source has of its operator, whatever node it is told to be."""
-
-    node_id: str = "source"
-    memory_bytes: int = 1 << 30
-    """Most of a pool."""
-    ucx_tls: str = ""
-    net_devices: str = ""
 
 
 class ResidentEngine:

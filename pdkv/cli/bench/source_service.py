@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from pdkv.cli.bench.source import Source, SourceSettings
+from pdkv.cli.bench.pulls import SourceSettings
+from pdkv.cli.bench.source import Source
 from pdkv.cli.bench.transfer_options import TransferOptions
 from pdkv.cli.bench.yardsticks import source_command
 from pdkv.cli.options import ServeOptions, require_servable

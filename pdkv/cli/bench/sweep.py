@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from pdkv.cli.bench.cases import Case, by_setup
 from pdkv.cli.bench.pair import Nodes, Pair
+from pdkv.cli.bench.pulls import Pulled
 from pdkv.cli.bench.rows import Row
-from pdkv.cli.bench.sink import Pulled
 from pdkv.cli.bench.workers import SinkProcess
 from pdkv.cli.bench.yardsticks import Absent, Kind, Pages, Yardsticks, YardstickSettings, pieces
 from pdkv.errors import DigestMismatch, RemoteError

@@ -116,7 +116,7 @@ async def sides(
     options: TransferOptions, security: Security, cases: list[Case]
 ) -> AsyncIterator[tuple[dict[str, GrpcBench], list[SinkProcess]]]:
     """Sources that run, here or elsewhere, and sinks that run here, as many as the cases need."""
-    from pdkv.cli.bench.source import SourceSettings
+    from pdkv.cli.bench.pulls import SourceSettings
     from pdkv.cli.bench.workers import Workers
     from pdkv.rpc.bench import GrpcBench
     from pdkv.rpc.channels import Channels

@@ -71,7 +71,7 @@ class TransferOptions(ClientOptions):
     sinks: Annotated[str | None, _given("Sinks that pull at once, the same prompts.", "N,...")] = None
     hit: Annotated[str | None, _given("Part of the pages that the sink has already, 0 to 1.", "X,...")] = None
     product: Annotated[bool, _switch("Measure all values with all others.", "--product")] = False
-    repetitions: Annotated[int, _number("Of each case. Default: 3; 7 with --full.", 1)] = 0
+    repetitions: Annotated[int | None, _number("Of each case. Default: 3; 7 with --full.", 1)] = None
     baselines: Annotated[
         str, _given(f"Also measured in turns: all, or some of {', '.join(BASELINES)}.", "NAME,...")
     ] = ""

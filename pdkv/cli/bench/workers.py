@@ -23,14 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pdkv.cli.serve import die_with
 from pdkv.errors import PdkvError, PeerLost, RemoteError
-from pdkv.rpc.security import Gate, Security
-from pdkv.rpc.transport import Endpoint
+from pdkv.rpc.security import Security
 
 if TYPE_CHECKING:
-    from pdkv.cli.bench.sink import Opened, Pulled, SinkNode, Wish
-    from pdkv.cli.bench.source import SourceSettings
+    from pdkv.cli.bench.pulls import Opened, Pulled, SinkNode, SourceSettings, Wish
     from pdkv.ids import UInt64Array
     from pdkv.rpc.bench import BenchPrompt
 
@@ -159,6 +156,8 @@ class Workers:
 
 
 def _child(main: Main, pipe: Connection, log: str, *given: Any) -> None:
+    from pdkv.cli.serve import die_with
+
     os.setsid()  # Ctrl-C in the terminal is for the parent, which then ends its children
     die_with(os.getppid())
     with open(log, "ab") as sink:
@@ -166,16 +165,21 @@ def _child(main: Main, pipe: Connection, log: str, *given: Any) -> None:
         os.dup2(sink.fileno(), 2)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(main(pipe, *given))
+    try:
+        asyncio.run(main(pipe, *given))
+    except PdkvError as error:
+        pipe.send((error.kind, str(error)))
+        raise SystemExit(1) from error
 
 
 async def _serve(pipe: Connection, settings: SourceSettings, security: Security) -> None:
     """Until the pipe is closed."""
     from pdkv.cli.bench.source import Source
     from pdkv.rpc.server import GrpcServer, Services
+    from pdkv.rpc.transport import Endpoint
 
     source = Source(settings)
-    server = GrpcServer(Endpoint("127.0.0.1:0"), Services(prefill=source, bench=source), security, Gate())
+    server = GrpcServer(Endpoint("127.0.0.1:0"), Services(prefill=source, bench=source), security)
     pipe.send(("", await server.start()))
     try:
         while True:
