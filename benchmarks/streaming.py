@@ -3,8 +3,8 @@
     python benchmarks/streaming.py [--quick] [--mbit 1000] [--json FILE]
 
 A prefill node in a network namespace of its own computes a prompt in chunks, with an engine that takes for each the
-time that a device would; a decode node at the other end of the shaped link pulls what is announced. A chunk takes the link
-0.8 of its compute. *Exposed* is from prefill's last word, as decode hears it, to admission.
+time that a device would; a decode node at the other end of the shaped link pulls what is announced. A chunk takes the
+link 0.8 of its compute. *Exposed* is from prefill's last word, as decode hears it, to admission.
 
 Guarantees: each row is a median of requests that no cache had seen; the account of each is checked (pages shipped are
 the prompt's, all digests verified); the time without a transfer is measured on the same engine, in turns with the rows.
@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,15 +30,11 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from benchmarks.netns import NotPossible, TwoSpaces  # noqa: E402
+from benchmarks.nodes import Asker, node  # noqa: E402
 from pdkv.cli.bench.report import Check, Report, as_table  # noqa: E402
-from pdkv.cli.demo.asks import text_tokens  # noqa: E402
-from pdkv.cli.demo.fleet import command  # noqa: E402
 from pdkv.geometry.model_config import load_config, model_shape  # noqa: E402
 from pdkv.geometry.page_layout import page_format  # noqa: E402
-from pdkv.ids import RequestId  # noqa: E402
-from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Shipment  # noqa: E402
-from pdkv.rpc.client import GrpcDirectory  # noqa: E402
-from pdkv.rpc.security import PlainText  # noqa: E402
+from pdkv.node.messages import Shipment  # noqa: E402
 
 MODEL = "glm-5.3"
 PAGES = 64
@@ -49,7 +43,6 @@ LINK_SHARE = 0.8
 """Link time of a chunk / its compute."""
 CHUNKS = (1, 4, 8, 16, 32)
 CHECKED = 32
-LIMIT_S = 120.0
 PAYLOAD = 0.956
 """Of the rate that `tc` shapes: the rest is headers of Ethernet, IP and TCP, at an MTU of 9000 a little less."""
 
@@ -68,51 +61,6 @@ class Row:
     ttft_s: float
     ttft_over_alone: float
     requests: int
-
-
-@asynccontextmanager
-async def node(prefix: Sequence[str], role: str, name: str, **flags: str | int | float | bool) -> AsyncIterator[str]:
-    """A node's address, as long as the body runs."""
-    common = {"model": MODEL, "engine": "synthetic", "threads": 1, "insecure": True, "log_level": "warning"}
-    line = [*prefix, *command(role, name, {**common, "ucx_tls": "tcp", **flags})]
-    process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        said = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
-        if not said:
-            raise SystemExit(f"{name} ended before it served")
-        yield str(json.loads(said)["address"])
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-class Asker:
-    """Puts new prompts to one decode node."""
-
-    def __init__(self, decode: str, page_tokens: int) -> None:
-        self._directory = GrpcDirectory(PlainText())
-        self._decode = decode
-        self._page_tokens = page_tokens
-        self._asked = 0
-
-    async def ask(self, prefill: str, pages: int) -> Shipment:
-        """The account of one request of its own prompt. Raises `SystemExit` if that is not what was asked for."""
-        self._asked += 1
-        tokens = text_tokens(4_000 + self._asked, pages * self._page_tokens)
-        request = GenerateRequest(
-            RequestId(f"stream-{self._asked}"), tokens, Sampling(max_tokens=1), prefill_address=prefill
-        )
-        async with aclosing(self._directory.decode(self._decode).generate(request)) as events:
-            done = [event async for event in events if isinstance(event, GenerateDone)]
-        shipment = done[0].shipment
-        if (shipment.pages_shipped, shipment.digests_verified) != (pages, pages):
-            raise SystemExit(f"{shipment.pages_shipped} pages shipped, {shipment.digests_verified} verified of {pages}")
-        return shipment
-
-    async def close(self) -> None:
-        await self._directory.close()
 
 
 def row(chunks: int, shipments: Sequence[Shipment]) -> Row:
@@ -138,18 +86,19 @@ async def measure(spaces: TwoSpaces, chunk_counts: Sequence[int], repetitions: i
     link_us = fmt.page_bytes * 8 / (spaces.mbit * PAYLOAD) / fmt.page_tokens
     token_us = link_us / LINK_SHARE
     link = spaces.links[0]
-    pool = {"pool_pages": PAGES * 2 + 8}
+    common = {"model": MODEL, "pool_pages": PAGES * 2 + 8}
     rows = []
-    decode_flags = {"bind": f"{link.near_address}:0", "prefill_allow": f"{link.far_address}:*", **pool}
+    decode_flags = {"bind": f"{link.near_address}:0", "prefill_allow": f"{link.far_address}:*", **common}
     async with node(spaces.near.prefix, "decode", "d", **decode_flags) as decode:
-        asker = Asker(decode, fmt.page_tokens)
+        asker = Asker(fmt.page_tokens)
         try:
             for chunks in chunk_counts:
-                flags = {"chunk_tokens": PAGES // chunks * fmt.page_tokens, "synthetic_token_us": token_us, **pool}
+                flags = {"chunk_tokens": PAGES // chunks * fmt.page_tokens, "synthetic_token_us": token_us, **common}
                 bind = f"{link.far_address}:0"
                 async with node(spaces.far.prefix, "prefill", f"p{chunks}", bind=bind, **flags) as prefill:
-                    await asker.ask(prefill, 1)  # connected, and warm
-                    rows.append(row(chunks, [await asker.ask(prefill, PAGES) for _ in range(repetitions)]))
+                    await asker.ask(decode, prefill, asker.prompt(1))  # connected, and warm
+                    prompts = [asker.prompt(PAGES) for _ in range(repetitions)]
+                    rows.append(row(chunks, [await asker.ask(decode, prefill, prompt) for prompt in prompts]))
         finally:
             await asker.close()
     return rows
