@@ -100,7 +100,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             node = MeteredDecodeNode(parts, FaultPlan.parse(config.fault_plan).directory(directory), settings)
             node.timeline = timeline
             control = Control(parts.readiness, node.drain, node.compact)
-            services = Services(decode=node, admin=control, visit=parts.intro)
+            services = Services(decode=node, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (node.keeper.run, node.links.redial.run)
             served = Served(

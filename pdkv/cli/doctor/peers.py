@@ -42,7 +42,7 @@ class Visited:
     address: str
     status: NodeStatus
     intro: NodeIntro | None
-    """None for one that lets nobody read from it, as an older version."""
+    """None of a node that takes no visitors: decode nodes don't, nor do older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ async def lane(peer: Visited, needs: Needs, found: Devices) -> Finding:
     """What UCX selects for reads from the peer, and their rate."""
     check = f"lane {peer.address}"
     if peer.intro is None:
-        return warn(check, "not measured: it introduces itself to no visitor", "a node of this version")
+        if peer.status.role != "prefill":
+            return ok(check, "not measured: only prefill nodes take visitors")
+        return warn(check, "not measured: it takes no visitors", "a node of this version")
     try:
         measured = await asyncio.to_thread(measure, peer.intro)
     except PdkvError as error:

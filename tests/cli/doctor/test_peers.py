@@ -107,7 +107,9 @@ def test_a_node_that_takes_no_visitors_is_not_measured() -> None:
             peer = await visit(directory, address)
             assert isinstance(peer, Visited)
             found = await lane(peer, needs(), NO_RDMA)
-            assert (found.level, "not measured" in found.found) == (WARN, True)
+            assert (found.level, found.found) == (WARN, "not measured: it takes no visitors")
+            decode = await lane(Visited(address, samples.status("decode"), None), needs(), NO_RDMA)
+            assert (decode.level, decode.found) == (OK, "not measured: only prefill nodes take visitors")
         quiet.close()
 
     run(body)
