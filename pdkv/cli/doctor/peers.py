@@ -72,6 +72,7 @@ def state(peer: Visited) -> Finding:
     """What the node says of itself."""
     check, status = f"peer {peer.address}", peer.status
     words = f"{status.role} {status.name}, {status.contract.version}, {status.pages.get('total', 0):,} pages"
+    words += f"; registered {status.memory['registered']}" if "registered" in status.memory else ""
     if status.unready:
         return warn(check, f"{words}, not ready: {status.unready}", "see its own doctor")
     return ok(check, words)
