@@ -27,7 +27,7 @@ class HugePages:
     page_bytes: int
     reserved: int
     free: int
-    """Not in use, and not promised to a mapping."""
+    """Not in use, not promised to a mapping, and within what the cgroup lets have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def memory(root: Path = ROOT) -> Memory:
         cgroup_bytes=limit,
         anonymous_huge=chosen(huge / "transparent_hugepage/enabled"),
         shared_huge=chosen(huge / "transparent_hugepage/shmem_enabled"),
-        reserved_huge=tuple(_reserved(path) for path in entries(huge / "hugepages")),
+        reserved_huge=tuple(_reserved(path, root) for path in entries(huge / "hugepages")),
     )
 
 
@@ -104,31 +104,54 @@ def numa_nodes(root: Path = ROOT) -> Mapping[int, frozenset[int]]:
     return {node: id_list(text(folder / f"node{node}/cpulist")) for node in sorted(with_memory)}
 
 
-def _reserved(path: Path) -> HugePages:
+def _reserved(path: Path, root: Path) -> HugePages:
     size_kb = int(re.sub(r"\D", "", path.name) or 0)
     free = (number(path / "free_hugepages", 0) or 0) - (number(path / "resv_hugepages", 0) or 0)
+    name = f"{size_kb // 1024}MB" if size_kb < 1 << 20 else f"{size_kb >> 20}GB"
+    # what a cgroup doesn't let have is missed at the first touch, by a signal
+    for controller, files in _GROUP_FILES:
+        if group := _limited(root, controller, tuple(f"hugetlb.{name}.{file}" for file in files)):
+            free = min(free, (group.limit - group.used) // (size_kb * _KIB))
     return HugePages(size_kb * _KIB, number(path / "nr_hugepages", 0) or 0, max(free, 0))
+
+
+_GROUP_FILES = (("", ("max", "current")), ("hugetlb", ("limit_in_bytes", "usage_in_bytes")))
+"""Controller (of version 1; none for version 2) and its files of limit and use."""
 
 
 def _limit(word: str) -> int | None:
     return int(word) if word.isdigit() else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Limited:
+    """A cgroup with a limit, in bytes."""
+
+    folder: Path
+    limit: int
+    used: int
+
+
+def _limited(root: Path, controller: str, files: tuple[str, ...]) -> _Limited | None:
+    """This process's group of a controller; None if that has no limit. `files`: of the limit, and of what is used."""
+    lines = (line.split(":", 2) for line in text(root / "proc/self/cgroup").splitlines())
+    paths = {parts[1]: parts[2] for parts in lines if len(parts) == 3}
+    mount = root / "sys/fs/cgroup" / controller
+    # within a container the path of its own group is often not there: it is mounted at the top
+    for folder in (mount / paths.get(controller, "").lstrip("/"), mount):
+        limit = number(folder / files[0])
+        if limit is not None and limit < _UNLIMITED_BYTES:
+            return _Limited(folder, limit, number(folder / files[1], 0) or 0)
+    return None
+
+
 def _cgroup(root: Path) -> tuple[int | None, int]:
     """Limit and use in bytes, without cached files, which make room; version 2, then version 1."""
-    paths = {
-        parts[1]: parts[2]
-        for line in text(root / "proc/self/cgroup").splitlines()
-        if len(parts := line.split(":", 2)) == 3
-    }
-    for controller, mount, limit_file, use_file, files in (
-        ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for controller, files, cached in (
+        ("", ("memory.max", "memory.current"), "inactive_file"),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
     ):
-        # within a container the path of its own group is often not there: it is mounted at the top
-        for folder in (root / mount / paths.get(controller, "").lstrip("/"), root / mount):
-            limit = number(folder / limit_file)
-            if limit is not None and limit < _UNLIMITED_BYTES:
-                cached = re.search(rf"^{files} (\d+)", text(folder / "memory.stat"), re.MULTILINE)
-                return limit, (number(folder / use_file, 0) or 0) - (int(cached[1]) if cached else 0)
+        if group := _limited(root, controller, files):
+            found = re.search(rf"^{cached} (\d+)", text(group.folder / "memory.stat"), re.MULTILINE)
+            return group.limit, group.used - (int(found[1]) if found else 0)
     return None, 0

@@ -28,6 +28,27 @@ def test_promised_huge_pages_are_not_free(tmp_path: Path) -> None:
     assert memory(tmp_path).reserved_huge[0].free == 7
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"sys/fs/cgroup/hugetlb.2MB.max": str(16 << 20), "sys/fs/cgroup/hugetlb.2MB.current": str(6 << 20)},
+        {
+            "proc/self/cgroup": "7:hugetlb:/pod",
+            "sys/fs/cgroup/hugetlb/pod/hugetlb.2MB.limit_in_bytes": str(16 << 20),
+            "sys/fs/cgroup/hugetlb/pod/hugetlb.2MB.usage_in_bytes": str(6 << 20),
+        },
+    ],
+)
+def test_huge_pages_that_the_cgroup_does_not_let_have_are_not_free(tmp_path: Path, files: dict[str, str]) -> None:
+    plain = trees.plant(tmp_path, trees.memory(64, reserved=12) | files)
+    assert memory(plain).reserved_huge == (HugePages(2 << 20, 12, 5),)
+
+
+def test_a_cgroup_without_a_limit_of_huge_pages_lets_have_all(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/hugetlb.2MB.max": "max", "sys/fs/cgroup/hugetlb.2MB.current": "0"}
+    assert memory(trees.plant(tmp_path, trees.memory(64, reserved=12) | files)).reserved_huge[0].free == 12
+
+
 VERSION_2 = {
     "proc/self/cgroup": "0::/pod",
     "sys/fs/cgroup/pod/memory.max": str(8 * GIB),
