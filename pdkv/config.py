@@ -185,9 +185,14 @@ class NodeConfig(ServiceConfig):
     """Longest that one read may take before its pages are held back."""
     fence_after_s: Seconds = 10.0
     """How long pages are held back by a read without an end before its transfer agent is replaced to get them again."""
+    lease_ttl_s: Annotated[Seconds, Field(le=MAX_DURATION_S)] = 30.0
+    """How long another node may read pages that this one keeps for it, without renewing its lease; at most a week."""
+    leases_per_peer: Annotated[int, Field(ge=1)] = 1024
+    """Most requests of one other node whose pages are kept for it at once."""
     pull_back: bool = True
-    """Pages that decode has and prefill lacks, such as those of answers, are read by prefill instead of computed: on a
-    decode node, let them be read; on a prefill node, read them."""
+    """Pages that decode has and prefill lacks are read, not computed: read them, on decode let them be read."""
+    borrow_s: Seconds = 10.0
+    """Longest that a request waits for pages that another node lends; what has not come by then is computed."""
     peer_probe_s: Seconds = 5.0
     """A peer that nothing was heard of for so long is asked whether it is still there."""
     peer_lost_s: Seconds = 15.0
@@ -252,12 +257,6 @@ class PrefillConfig(NodeConfig):
     scores_bytes: Bytes | None = None
     """Most memory of one step's index scores, rows x columns x 4 B: later steps of a long prompt get shorter to stay
     within it; none: no limit."""
-    lease_ttl_s: Annotated[Seconds, Field(le=MAX_DURATION_S)] = 30.0
-    """How long a decode node may read a request's pages without renewing its lease; at most a week."""
-    leases_per_peer: Annotated[int, Field(ge=1)] = 1024
-    """Most requests of one decode node whose pages are kept for it at once."""
-    pull_back_s: Seconds = 10.0
-    """Longest that a request waits for pages that its decode node has; what has not come by then is computed."""
 
 
 class DecodeConfig(NodeConfig):
@@ -268,6 +267,10 @@ class DecodeConfig(NodeConfig):
     prefill_allow: Annotated[tuple[str, ...], Listed] = ()
     """Other prefill nodes that a request or router may name, as patterns of host:port: 10.1.*:7000, *.prefill.svc:7000,
     or * for any. Whatever is named gets the prompt and is believed about its pages."""
+    source_addresses: Addresses = ()
+    """Other nodes of either role that are asked for pages which neither this node nor its prefill node has."""
+    locate_s: Seconds = 0.1
+    """Longest that a request waits for their answers."""
     queue_limit: Count = 64
     """Requests that may wait for pages; one more is refused."""
     reserve: Literal["all", "late"] = "all"

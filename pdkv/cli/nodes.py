@@ -34,12 +34,12 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.max_batched_tokens,
                 config.scores_bytes,
                 config.leases_per_peer,
-                config.pull_back_s if config.pull_back else None,
+                config.borrow_s if config.pull_back else None,
                 _keeping(config),
             )
             node = MeteredPrefillNode(parts, settings)
             control = Control(parts.readiness, node.drain, node.compact)
-            services = Services(prefill=node, admin=control, visit=parts.intro)
+            services = Services(prefill=node, source=node.source, admin=control, visit=parts.intro)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             # Were leases never ended, pages would never be: the node doesn't outlive its watch.
             beside = (node.watch_leases, node.keeper.run)
@@ -95,14 +95,21 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 recompute_chunk_tokens=config.recompute_chunk_tokens,
                 prefill_allow=config.prefill_allow,
                 pull_back=config.pull_back,
+                source_addresses=config.source_addresses,
+                locate_s=config.locate_s,
+                borrow_s=config.borrow_s,
+                lease_ttl_s=config.lease_ttl_s,
+                leases_per_peer=config.leases_per_peer,
                 keeper=_keeping(config),
             )
-            node = MeteredDecodeNode(parts, FaultPlan.parse(config.fault_plan).directory(directory), settings)
+            faults = FaultPlan.parse(config.fault_plan)
+            node = MeteredDecodeNode(parts, faults.directory(directory), settings, faults.sources(directory.sources))
             node.timeline = timeline
             control = Control(parts.readiness, node.drain, node.compact)
-            services = Services(decode=node, admin=control)
+            services = Services(decode=node, source=node.source, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
-            beside = (node.keeper.run, node.links.redial.run)
+            # As on a prefill node: what is lent has to come back.
+            beside = (node.watch_leases, node.keeper.run, node.links.redial.run)
             served = Served(
                 config, server, "decode", str(parts.name), node.drain, parts.readiness, control.told, beside
             )

@@ -54,6 +54,8 @@ class CacheManager(PageMoves):
 
     renumbers = True
     """Its pages may become others of its pool (`compaction`)."""
+    lends = True
+    """Leases may lock cached pages: nobody else has to have locked the same."""
 
     def __init__(self, pool: SlotPool, *, order: EvictionOrder | None = None) -> None:
         super().__init__(pool, order=order)
@@ -314,6 +316,21 @@ class CacheManager(PageMoves):
         self.ownership.move(sealed, private, leased)
         reservation.lost += len(sealed)
         self.leased[lease_id] = LeasedPages(holder, reservation.node, sealed)
+
+    def lend(self, hashes: PageHashes, lease_id: LeaseId) -> LocalPages:
+        """Let a lease lock the longest prefix of `hashes` that is cached, and return its pages; if there is none, nothing
+        happens.
+
+        Raises `DuplicateRequest` if that lease keeps pages already.
+        """
+        if lease_id in self.leased:
+            raise DuplicateRequest(f"lease {lease_id} keeps pages already", lease=lease_id)
+        match = self.tree.match(hashes)
+        if match.pages.size:
+            node = self.tree.boundary(match)
+            self.tree.lock(node)
+            self.leased[lease_id] = LeasedPages(self._new_holder(), node, LocalPages.none())
+        return LocalPages.kept(match.pages)
 
     def drop_lease(self, lease_id: LeaseId) -> bool:
         """The lease has ended: cached pages stay, evictable; its private pages are freed. True if it kept any."""

@@ -32,6 +32,7 @@ from pdkv.errors import (
 from pdkv.ids import RequestId
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
+from pdkv.node.borrowing import Borrowing, usable
 from pdkv.node.flow import deadline
 from pdkv.node.intake import Wanted
 from pdkv.node.links import Link, Links
@@ -62,6 +63,7 @@ class Means:
     links: Links
     peers: PeerBook
     queue: AdmissionQueue
+    borrowing: Borrowing | None
     say_farewell: Callable[[Coroutine[None, None, None]], None]
     next_request_id: Callable[[], RequestId]
 
@@ -93,10 +95,13 @@ class Attempts:
         self._first_hit: int | None = None
         self.reservation: Reservation | None = None
         self.retries = 0
+        self.borrowed = 0
+        """Pages that came from another node than prefill."""
         self.recomputed_tokens = 0
 
     async def run(self) -> Brought:
         """Raises the last failure if nobody brings it, and what is this node's own: no room, a broken engine."""
+        await self._borrow()
         outcome = await self._from_prefill()
         if isinstance(outcome, PdkvError):
             if self._policy is not FailurePolicy.RECOMPUTE:
@@ -118,6 +123,18 @@ class Attempts:
         if self.reservation is not None:
             self._means.queue.settle(self.reservation)
             self._means.parts.manager.end(self.reservation)
+
+    async def _borrow(self) -> None:
+        """What another node has and the prefill node whose turn it is hasn't is brought from there."""
+        means, wanted = self._means, self._wanted
+        if means.borrowing is None:
+            return
+        have = usable(wanted.prompt, means.parts.manager.tree.match(wanted.prompt.hashes).pages.size)
+        source = await means.borrowing.find(wanted, have, means.links.met(self._sources[0]))
+        if source is not None:
+            reservation = await self._reserve(replace(self._ask, peer=source.address))
+            reach, farewell = self._reach_page, means.say_farewell
+            self.borrowed = await means.borrowing.borrow(wanted, reservation, source, reach, farewell)
 
     async def _from_prefill(self) -> Brought | PdkvError:
         """The prompt; or how the last node that took it on failed, or else why the last one refused it."""
@@ -281,6 +298,7 @@ class Attempts:
             exposed_transfer_s=now_s - brought.heard_s,
             ttft_s=now_s - began_s,
             pages_pulled_back=done.pages_pulled_back,
+            pages_borrowed=self.borrowed,
         )
 
 

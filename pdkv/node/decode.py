@@ -12,24 +12,26 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from itertools import count
 
-from pdkv.errors import BoundsError, ConfigError, Draining, DuplicateRequest
+from pdkv.errors import BoundsError, ConfigError, DuplicateRequest
 from pdkv.ids import RequestId
 from pdkv.node.attempts import Attempts, Means
 from pdkv.node.base import NodeParts
+from pdkv.node.borrowing import Borrowing, Limits
 from pdkv.node.compacting import compact_pages
 from pdkv.node.decoding import Arrived, decode
 from pdkv.node.faults import fault_named
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.intake import Wanted
 from pdkv.node.keeper import PeerKeeper
-from pdkv.node.links import Links
+from pdkv.node.links import Links, SourceLinks
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeIntro, NodeStatus
 from pdkv.node.peers import PeerBook
-from pdkv.node.ports import PrefillDirectory
+from pdkv.node.ports import PrefillDirectory, SourceDirectory
 from pdkv.node.preemption import Preemption, PreemptPolicy
 from pdkv.node.prompt import Prompt, plan_prompt
 from pdkv.node.queue import AdmissionQueue, Ask
 from pdkv.node.settings import DecodeSettings
+from pdkv.node.source import Source
 
 Emit = Callable[[GenerateEvent], None]
 
@@ -40,10 +42,18 @@ __all__ = ["DecodeNode", "DecodeSettings"]
 class DecodeNode:
     """Has `generate`, the token stream of a request, and `status`."""
 
-    def __init__(self, parts: NodeParts, directory: PrefillDirectory, settings: DecodeSettings) -> None:
+    def __init__(
+        self,
+        parts: NodeParts,
+        directory: PrefillDirectory,
+        settings: DecodeSettings,
+        sources: SourceDirectory | None = None,
+    ) -> None:
+        """`sources` makes the connections to `source_addresses`; without it none of them is asked."""
         self.parts = parts
         self.settings = settings
         self.peers = PeerBook(parts)
+        self.source = Source(parts, self.peers, ttl_s=settings.lease_ttl_s, per_peer=settings.leases_per_peer)
         share = int(settings.peer_pages_share * (parts.pool.num_pages - 1))
         _require_late_possible(parts, settings)
         self.queue = AdmissionQueue(
@@ -60,8 +70,9 @@ class DecodeNode:
         self._asked = count()
         self.farewells: set[asyncio.Task[None]] = set()
         """Lease releases on their way: no request waits for them."""
-        self.draining = False
-        self._idle = Idle(lambda: len(self._running) + len(self.farewells))
+        self.borrowing = None if sources is None else self._borrowing(sources)
+        self._idle = Idle(lambda: len(self._running) + len(self.farewells) + len(self.source.leases))
+        self.source.ended = self._idle.changed
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """`Token` by token, then `GenerateDone`. Closing it is the abort."""
@@ -72,16 +83,29 @@ class DecodeNode:
         return (await self.links.of(address)).intro
 
     def status(self) -> NodeStatus:
-        status = self.peers.status("decode", leases=0, requests=len(self._running))
-        return replace(status, queued=len(self.queue), preemptions=self.preemption.preemptions, draining=self.draining)
+        status = self.peers.status("decode", leases=len(self.source.leases), requests=len(self._running))
+        borrower = self.borrowing.borrower if self.borrowing else None
+        return replace(
+            status,
+            queued=len(self.queue),
+            preemptions=self.preemption.preemptions,
+            draining=self.source.draining,
+            held_leases=self.source.status(),
+            borrowed_pages=borrower.pages if borrower else 0,
+            borrow_failures=dict(borrower.failures) if borrower else {},
+        )
+
+    async def watch_leases(self) -> None:
+        """Runs for the node's life: ends leases when they expire."""
+        await self.source.watch_leases()
 
     async def compact(self) -> int:
         """Move cached pages together, while requests run; returns how many. Raises `ConfigError` in a group."""
         return await compact_pages(self.parts)
 
     async def drain(self) -> None:
-        """Take no new requests; return when running ones have ended and prefill nodes were told so."""
-        self.draining = True
+        """Take no new requests; return when running ones have ended, prefill nodes were told, and nothing is lent."""
+        self.source.draining = True
         await self._idle.wait()
 
     def next_request_id(self) -> RequestId:
@@ -97,8 +121,7 @@ class DecodeNode:
         task.add_done_callback(lambda _: self._idle.changed())
 
     async def _serve(self, request: GenerateRequest, emit: Emit) -> None:
-        if self.draining:
-            raise Draining(f"{self.parts.name} is draining", node=self.parts.name)
+        self.source.require_serving()
         if request.request_id in self._running:
             raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)
         if request.sampling.max_tokens < 1:
@@ -122,6 +145,7 @@ class DecodeNode:
         self.queue.require_possible(ask)
         fault = fault_named(request.fault, allowed=self.settings.allow_fault_injection)
         wanted = Wanted(
+            request_id=request.request_id,
             request=request,
             prompt=prompt,
             until_s=began_s + request.remaining_s,
@@ -129,7 +153,16 @@ class DecodeNode:
             at=lambda stage: parts.at(stage, request.request_id),
             offer=self.settings.pull_back,
         )
-        means = Means(parts, self.settings, self.links, self.peers, self.queue, self.say_farewell, self.next_request_id)
+        means = Means(
+            parts,
+            self.settings,
+            self.links,
+            self.peers,
+            self.queue,
+            self.borrowing,
+            self.say_farewell,
+            self.next_request_id,
+        )
         attempts = Attempts(means, wanted, ask, self._own_addresses())
         try:
             brought = await attempts.run()
@@ -148,6 +181,12 @@ class DecodeNode:
             await decode(parts, self.preemption, arrived, emit)
         finally:
             attempts.close()
+
+    def _borrowing(self, directory: SourceDirectory) -> Borrowing:
+        settings, addresses = self.settings, self.settings.source_addresses
+        links = SourceLinks(self.parts, self.peers, directory, allowed=addresses)
+        limits = Limits(settings.locate_s, settings.borrow_s)
+        return Borrowing(self.parts, self.peers, links, addresses, limits)
 
     def _own_addresses(self) -> tuple[str, ...]:
         """All of them, another one first each time, those that failed last."""

@@ -7,7 +7,7 @@ A plan as text: rules with commas between, then the seed:
 
     kill@decode.reading:nth=3,delay@prefill.sealed:p=0.1:s=0.2,drop@renew_lease:p=0.3,corrupt:p=0.01;seed=7
 
-Before the `@` is what happens, after it where: at a stage of a request's life (`stages`), or in a call to a prefill
+Before the `@` is what happens, after it where: at a stage of a request's life (`stages`), or in a call to another
 node. Each rule has a probability `p`, or hits the `nth` time that its place is come to, counted from 1. A rule without
 an `@` is one of reads (`transfer.backends.faulty`).
 """
@@ -26,12 +26,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pdkv.errors import ConfigError, InjectedFault, PdkvError, PeerLost
 from pdkv.ids import RequestId
-from pdkv.node.messages import LeaseCall, NodeIntro, PrefillEvent, PrefillRequest
-from pdkv.node.ports import PrefillDirectory, PrefillPeer
+from pdkv.node.messages import LeaseCall, LendCall, Loan, LocateCall, NodeIntro, PrefillEvent, PrefillRequest
+from pdkv.node.ports import Directory, PrefillDirectory, PrefillPeer, SourceDirectory
 from pdkv.node.stages import Hook, Stage, no_hook
 from pdkv.transfer.backends import faulty
 from pdkv.transfer.backends.base import BackendFactory
@@ -60,7 +60,7 @@ class Deed(StrEnum):
 
 
 AT_STAGES = (Deed.KILL, Deed.STOP, Deed.FAIL, Deed.DELAY)
-CALLS = ("connect", "prefill", "renew_lease", "release_lease")
+CALLS = ("connect", "prefill", "renew_lease", "release_lease", "locate", "lend")
 IN_CALLS = (Deed.FAIL, Deed.DELAY, Deed.DROP, Deed.DUPLICATE)
 _SIGNALS = {Deed.KILL: signal.SIGKILL, Deed.STOP: signal.SIGSTOP}
 
@@ -105,6 +105,11 @@ class FaultPlan:
         rules = [rule for rule in self.rules if rule.place in CALLS]
         return _FaultyDirectory(inner, _Faults(rules, self.seed, told or tell)) if rules else inner
 
+    def sources(self, inner: SourceDirectory, told: faulty.Told | None = None) -> SourceDirectory:
+        """`inner`, with the plan's faults in every call to a node as a source of pages."""
+        rules = [rule for rule in self.rules if rule.place in CALLS]
+        return _FaultyDirectory(inner, _Faults(rules, self.seed, told or tell)) if rules else inner
+
     def backends(self, inner: BackendFactory) -> BackendFactory:
         """`inner`, with the plan's faults in every read."""
         return faulty.faulty(inner, self.reads, lambda kind, of, count: tell(kind, f"read.{of}", count))
@@ -142,9 +147,9 @@ class _Faults:
 
 
 class _FaultyDirectory:
-    """`PrefillDirectory` in front of another one."""
+    """`PrefillDirectory` or `SourceDirectory` in front of another one."""
 
-    def __init__(self, inner: PrefillDirectory, faults: _Faults) -> None:
+    def __init__(self, inner: Directory[Any], faults: _Faults) -> None:
         self._inner = inner
         self._faults = faults
 
@@ -156,9 +161,9 @@ class _FaultyDirectory:
 
 
 class _FaultyPeer:
-    """`PrefillPeer` in front of another one."""
+    """`PrefillPeer` in front of another one, or of a source, which nobody asks to prefill."""
 
-    def __init__(self, inner: PrefillPeer, faults: _Faults, address: str) -> None:
+    def __init__(self, inner: Any, faults: _Faults, address: str) -> None:
         self._inner = inner
         self._faults = faults
         self._address = address
@@ -171,6 +176,12 @@ class _FaultyPeer:
 
     async def release_lease(self, call: LeaseCall) -> None:
         await self._call("release_lease", lambda: self._inner.release_lease(call))
+
+    async def locate(self, call: LocateCall) -> int:
+        return await self._call("locate", lambda: self._inner.locate(call))
+
+    async def lend(self, call: LendCall) -> Loan:
+        return await self._call("lend", lambda: self._inner.lend(call))
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         events_left: int | None = None

@@ -70,10 +70,11 @@ async def lead(
 
 class GroupManager(CacheManager):
     """The leader's manager. Each call that changed something is an entry of the log; one that raised has changed
-    nothing, and is none. Pages are not moved, and a request has all of its own from the start: no entry says otherwise,
-    and ranks would part."""
+    nothing, and is none. Pages are neither moved nor lent, and a request has all of its own from the start: no entry
+    says otherwise, and ranks would part."""
 
     renumbers = False
+    lends = False
 
     def __init__(self, pool: SlotPool, group: Group, order: EvictionOrder | None = None) -> None:
         super().__init__(pool, order=order)

@@ -23,7 +23,7 @@ from pdkv.errors import (
     TransferUnsettled,
     listed,
 )
-from pdkv.ids import LocalPages, RemotePages
+from pdkv.ids import LocalPages, RemotePages, RequestId
 from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.pool import SlotPool
@@ -74,6 +74,7 @@ class IntakeCount:
 class Due:
     """A prompt of which pages are to arrive, and the account of all that did."""
 
+    request_id: RequestId
     prompt: Prompt
     at: Callable[[Stage], None]
     """Called when an arrival reaches a stage: READING, ARRIVED, COMMITTED."""

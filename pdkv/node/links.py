@@ -1,4 +1,4 @@
-"""Connections of a decode node to prefill nodes, by address.
+"""Connections of a decode node to prefill nodes, and to others that have pages, by address.
 
 Guarantees: only addresses that this node was told of are dialled, whoever names them; an address is dialled once
 however many requests wait for it, and an attempt that failed has failed for all of them; a link whose peer isn't READY
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Generic, TypeVar
 
 from pdkv.errors import AddressRefused, ContractMismatch, Difference, NotAPrefillNode, PdkvError, RemoteError
 from pdkv.ids import PeerName
@@ -21,20 +22,25 @@ from pdkv.node.base import NodeParts
 from pdkv.node.flow import begin
 from pdkv.node.messages import NodeIntro
 from pdkv.node.peers import PeerBook, PeerState
-from pdkv.node.ports import PrefillDirectory, PrefillPeer
+from pdkv.node.ports import Connecting, Directory, PrefillPeer, SourcePeer
 from pdkv.node.rounds import Rounds
 
+P = TypeVar("P", bound=Connecting)
+P_co = TypeVar("P_co", bound=Connecting, covariant=True)
 REDIAL_S = 2.0
 """Between two attempts to meet a node that was never met."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
-    """A connected prefill node: how to call it, and its introduction."""
+class LinkTo(Generic[P_co]):
+    """A connected node: how to call it, and its introduction."""
 
     address: str
-    peer: PrefillPeer
+    peer: P_co
     intro: NodeIntro
+
+
+Link = LinkTo[PrefillPeer]
 
 
 class Redial(Rounds[str]):
@@ -77,14 +83,17 @@ class Redial(Rounds[str]):
         await self._dial(key)
 
 
-class Links:
-    """Prefill nodes by address."""
+class LinksTo(Generic[P]):
+    """Nodes by address."""
+
+    needed: bool
+    """Without such nodes this one can't serve."""
 
     def __init__(
         self,
         parts: NodeParts,
         peers: PeerBook,
-        directory: PrefillDirectory,
+        directory: Directory[P],
         own: Sequence[str] = (),
         allowed: Sequence[str] = (),
     ) -> None:
@@ -93,22 +102,27 @@ class Links:
         self._peers = peers
         self._directory = directory
         self._allowed = (*own, *allowed)
-        self._links: dict[str, Link] = {}
-        self._dialling: dict[str, asyncio.Task[Link]] = {}
+        self._links: dict[str, LinkTo[P]] = {}
+        self._dialling: dict[str, asyncio.Task[LinkTo[P]]] = {}
         """Only of addresses that are dialled now: they come from whoever sends a request."""
-        peers.gone = self._gone
+        peers.gone = partial(self._gone, peers.gone)
         self.redial = Redial(self.of, own, peers)
         self.redial.unreached = partial(parts.readiness.say, "links")
-        peers.unmet = lambda: any(address not in self._links and address not in self.redial for address in own)
+        if own:
+            peers.unmet = lambda: any(address not in self._links and address not in self.redial for address in own)
 
-    async def of(self, address: str) -> Link:
-        """Connect to the prefill node at `address`, unless that is done.
+    def met(self, address: str) -> LinkTo[P] | None:
+        """The node at `address`, if it is connected and was good for something last."""
+        link = self._links.get(address)
+        return link if link is not None and self._ready(link) else None
+
+    async def of(self, address: str) -> LinkTo[P]:
+        """Connect to the node at `address`, unless that is done.
 
         Raises `AddressRefused` for one that isn't allowed, `NotAPrefillNode`, `PeerLost`, `ContractMismatch`, and what
         `PeerBook.admit` raises.
         """
-        link = self._links.get(address)
-        if link is not None and self._ready(link):
+        if (link := self.met(address)) is not None:
             return link
         if address not in self._dialling:
             if not any(fnmatchcase(address, pattern) for pattern in self._allowed):
@@ -117,7 +131,7 @@ class Links:
             task.add_done_callback(lambda _: self._dialling.pop(address))
         return await asyncio.shield(self._dialling[address])
 
-    def forget(self, link: Link, why: PdkvError | None = None) -> None:
+    def forget(self, link: LinkTo[P], why: PdkvError | None = None) -> None:
         """It failed: `why`. The next request to this address connects again; what came later than that stays."""
         if self._links.get(link.address) is link:
             self._peers.mark(link.intro.name, PeerState.SUSPECT, f"{why.kind}: {why}" if why else "")
@@ -140,23 +154,23 @@ class Links:
             if intro.name == name:
                 await self._peers.prove(name)
             else:
-                self._links[link.address] = Link(link.address, link.peer, intro)
+                self._links[link.address] = LinkTo(link.address, link.peer, intro)
         except PdkvError as error:
             self._peers.failed(name, error)
             raise
 
-    def _ready(self, link: Link) -> bool:
+    def _ready(self, link: LinkTo[P]) -> bool:
         peer = self._peers.get(link.intro.name)
         return peer is not None and peer.state is PeerState.READY
 
-    async def _dial(self, address: str) -> Link:
+    async def _dial(self, address: str) -> LinkTo[P]:
         # Over a connection of its own: an old one may be waiting to be tried again, or lead to who was there before.
         self._directory.drop(address)
         try:
             peer = self._directory.peer(address)
-            link = self._links[address] = Link(address, peer, await self._met(peer))
+            link = self._links[address] = LinkTo(address, peer, await self._met(peer))
         except RemoteError as error:
-            if error.fields.get("code") != "UNIMPLEMENTED":
+            if not self.needed or error.fields.get("code") != "UNIMPLEMENTED":
                 raise
             refused = NotAPrefillNode(f"{address} is no prefill node: {error}", address=address)
             self._unmet(address, refused)
@@ -177,7 +191,7 @@ class Links:
         if address not in self._links:
             self.redial.note(address, error)
 
-    async def _met(self, peer: PrefillPeer) -> NodeIntro:
+    async def _met(self, peer: P) -> NodeIntro:
         """Introductions both ways; in whatever life the node is, it is in the book afterwards."""
         try:
             intro = await peer.connect(self._parts.intro())
@@ -185,10 +199,23 @@ class Links:
             # The refusal speaks from the prefill node's side; what leaves here speaks from this one's.
             turned = [Difference(d.field, d.theirs, d.mine, d.rule) for d in error.differences]
             raise ContractMismatch(turned) from error
-        await self._peers.admit(intro)
+        await self._peers.admit(intro, needed=self.needed)
         return intro
 
-    def _gone(self, name: PeerName) -> None:
+    def _gone(self, others: Callable[[PeerName], None], name: PeerName) -> None:
+        others(name)
         for link in [link for link in self._links.values() if link.intro.name == name]:
             del self._links[link.address]
             self._directory.drop(link.address)
+
+
+class Links(LinksTo[PrefillPeer]):
+    """Prefill nodes by address."""
+
+    needed = True
+
+
+class SourceLinks(LinksTo[SourcePeer]):
+    """Other nodes that may have pages, by address."""
+
+    needed = False

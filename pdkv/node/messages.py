@@ -160,6 +160,33 @@ class LeaseCall:
     lease_id: LeaseId
 
 
+@dataclass(frozen=True, slots=True)
+class LocateCall:
+    """What has a node got of this prompt?"""
+
+    envelope: Envelope
+    hashes: PageHashes
+    """Of the prompt's pages, from the first one on."""
+
+
+@dataclass(frozen=True, slots=True)
+class LendCall:
+    """Keep what you have of this prompt, and say where it is."""
+
+    envelope: Envelope
+    hashes: PageHashes
+    """Of the prompt's pages, from the first one on."""
+    first_page_wanted: int
+    """Pages before this index are in the caller's tree already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    lease: Accepted
+    """It keeps the pages; nobody renews it: who has not read them when it ends can do without."""
+    pages: PagesSealed
+
+
 class FailurePolicy(StrEnum):
     """What a decode node does when a prefill node fails a request that it had accepted. A refusal before the first page
     is rerouted whatever the policy."""
@@ -231,6 +258,8 @@ class Shipment:
     ttft_s: float = 0.0
     pages_pulled_back: int = 0
     """The other way: pages that prefill read from this node instead of computing them."""
+    pages_borrowed: int = 0
+    """Of those shipped, the ones that another node than prefill had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +368,11 @@ class NodeStatus:
     """Agents that were destroyed to end such reads, since the start."""
     fence_error: str = ""
     """Why the last fence came to nothing, if it did."""
-    pulled_back_pages: int = 0
-    """Of a prefill node: pages that it read from decode nodes instead of computing them, since the start."""
-    pull_back_failures: dict[str, int] = field(default_factory=dict)
-    """Kind of error to how often one made it compute such pages after all."""
+    borrowed_pages: int = 0
+    """Pages that other nodes had and that were read from them, since the start: by a prefill node instead of computing
+    them, by a decode node instead of having a prefill node compute them."""
+    borrow_failures: dict[str, int] = field(default_factory=dict)
+    """Kind of error to how often one put an end to that; then such pages were computed after all."""
     memory: dict[str, str] = field(default_factory=dict)
     """What became of the pool's memory, in words: kind, huge pages, numa, committed, registered."""
 

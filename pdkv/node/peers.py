@@ -55,6 +55,8 @@ class Peer:
     """Probes that failed since something got through."""
     error: str = ""
     """What failed last, also once it is over."""
+    needed: bool = True
+    """Without such peers the node can't serve; others only save it work."""
     leaving: bool = False
     """Out of use for good: its entry goes when the transfer engine has let go of it."""
 
@@ -100,8 +102,9 @@ class PeerBook:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    async def admit(self, intro: NodeIntro) -> None:
-        """Compare contracts and add the peer's memory to the transfer engine; one that isn't READY is tried again.
+    async def admit(self, intro: NodeIntro, *, needed: bool = True) -> None:
+        """Compare contracts and add the peer's memory to the transfer engine; one that isn't READY is tried again. It
+        is `needed` once it was said to be.
 
         Raises `ContractMismatch` with every differing field, `ProtocolError` for metadata that was cut, for an
         incarnation that introduced itself otherwise before, and for a node id whose other incarnation still answers;
@@ -112,7 +115,7 @@ class PeerBook:
         checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
         if checksum != intro.metadata_checksum:
             raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)
-        await asyncio.shield(begin(self._admit(intro)))
+        await asyncio.shield(begin(self._admit(intro, needed=needed)))
 
     async def prove(self, name: PeerName) -> None:
         """Read from the peer: READY if that ends well, else it is SUSPECT, and the error is raised.
@@ -121,14 +124,15 @@ class PeerBook:
         """
         await asyncio.shield(begin(self._probe(name)))
 
-    async def _admit(self, intro: NodeIntro) -> None:
+    async def _admit(self, intro: NodeIntro, *, needed: bool) -> None:
         async with self._alone_with(intro.name):
             peer = self.get(intro.name)
             if peer is None:
-                await self._enter(intro)
+                await self._enter(intro, needed=needed)
                 return
             if peer.intro != intro:
                 raise ProtocolError(f"{intro.name} introduced itself otherwise before", peer=intro.name)
+            peer.needed |= needed
             if peer.state is not PeerState.READY:
                 await self._prove(peer)
 
@@ -136,9 +140,9 @@ class PeerBook:
         async with self._alone_with(name):
             await self._prove(self._known(name))
 
-    async def _enter(self, intro: NodeIntro) -> None:
+    async def _enter(self, intro: NodeIntro, *, needed: bool) -> None:
         """A new life. The others of its node are probed meanwhile: if one answers, two nodes claim one id."""
-        peer = Peer(intro, PeerState.CONNECTING, self.now(), self.now())
+        peer = Peer(intro, PeerState.CONNECTING, self.now(), self.now(), needed=needed)
         others = [other for other in self._peers.values() if other.open and other.name.node == intro.name.node]
         self._peers[peer.name] = peer
         try:
@@ -232,8 +236,8 @@ class PeerBook:
         self.speak()
 
     def speak(self) -> None:
-        """A data path broken to all peers makes the node unready; one dead peer doesn't, nor that there is none."""
-        peers = list(self)
+        """A data path broken to all peers it needs makes the node unready; one dead one doesn't, nor having none."""
+        peers = [peer for peer in self if peer.needed]
         broken = bool(peers) and all(peer.failures for peer in peers) and not self.unmet()
         if broken is self._broken:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,
     LeaseCall,
+    LendCall,
+    Loan,
+    LocateCall,
     NodeIntro,
     PrefillEvent,
     PrefillRequest,
@@ -128,22 +131,41 @@ class Transfer(Protocol):
     def close(self) -> None: ...
 
 
-class PrefillPeer(Protocol):
-    """A prefill node as decode sees it, over gRPC or in the same process."""
+class Connecting(Protocol):
+    """A node as it is met."""
 
     async def connect(self, intro: NodeIntro) -> NodeIntro: ...
-    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]: ...
-    async def renew_lease(self, call: LeaseCall) -> float: ...
+
+
+class SourcePeer(Connecting, Protocol):
+    """A node that has pages, whatever else it does, as another one sees it."""
+
+    async def locate(self, call: LocateCall) -> int: ...
+    async def lend(self, call: LendCall) -> Loan: ...
     async def release_lease(self, call: LeaseCall) -> None: ...
 
 
-class PrefillDirectory(Protocol):
+class PrefillPeer(SourcePeer, Protocol):
+    """A prefill node as decode sees it, over gRPC or in the same process."""
+
+    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]: ...
+    async def renew_lease(self, call: LeaseCall) -> float: ...
+
+
+Met = TypeVar("Met", bound=Connecting, covariant=True)
+
+
+class Directory(Protocol[Met]):
     """Turns an address into a peer; the connection is made on first use."""
 
-    def peer(self, address: str) -> PrefillPeer: ...
+    def peer(self, address: str) -> Met: ...
     def drop(self, address: str) -> None:
         """The next call to this address connects anew; those that run go on."""
         ...
+
+
+PrefillDirectory = Directory[PrefillPeer]
+SourceDirectory = Directory[SourcePeer]
 
 
 class DecodeService(Protocol):

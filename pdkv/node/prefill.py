@@ -14,9 +14,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from pdkv.errors import BoundsError, Draining, DuplicateRequest, LeaseExpired
+from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired
 from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
-from pdkv.kvcache.lease import LeaseTable
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
 from pdkv.node.compacting import compact_pages
@@ -24,10 +23,11 @@ from pdkv.node.computing import Computation
 from pdkv.node.flow import Idle, deadline, streamed
 from pdkv.node.keeper import KeeperSettings, PeerKeeper
 from pdkv.node.messages import (
-    LEASES_TOLD,
     Accepted,
     LeaseCall,
-    LeaseStatus,
+    LendCall,
+    Loan,
+    LocateCall,
     NodeIntro,
     NodeStatus,
     PagesSealed,
@@ -39,6 +39,7 @@ from pdkv.node.peers import PeerBook
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
 from pdkv.node.pull_back import PullBack
 from pdkv.node.sampling import logits_digest
+from pdkv.node.source import Source
 from pdkv.node.stages import Stage
 from pdkv.node.workspace import Workspace
 
@@ -84,15 +85,11 @@ class PrefillNode:
         # A peer that is silent for that long has no lease any more: they end by themselves.
         forget_s = max(settings.keeper.forget_s, settings.lease_ttl_s)
         self.keeper = PeerKeeper(self.peers, self.peers.prove, replace(settings.keeper, forget_s=forget_s))
-        self.leases = LeaseTable(settings.leases_per_peer)
+        self.source = Source(parts, self.peers, ttl_s=settings.lease_ttl_s, per_peer=settings.leases_per_peer)
         self.pull_back = PullBack(parts, self.peers, limit_s=settings.pull_back_s)
-        self.draining = False
-        self._running: dict[tuple[PeerName, RequestId], LeaseId] = {}
-        self._tasks: dict[LeaseId, asyncio.Task[object]] = {}
-        self._leased_for: dict[LeaseId, RequestId] = {}
-        """The request of each lease that lives."""
-        self._lease_added = asyncio.Event()
-        self._idle = Idle(lambda: len(self._running) + len(self.leases))
+        self._running: set[tuple[PeerName, RequestId]] = set()
+        self._idle = Idle(lambda: len(self._running) + len(self.source.leases))
+        self.source.ended = self._idle.changed
 
     async def connect(self, intro: NodeIntro) -> NodeIntro:
         """Compare contracts, learn the peer's memory, answer with this node's own introduction."""
@@ -111,53 +108,39 @@ class PrefillNode:
                 async for event in events:
                     yield event
         except BaseException:
-            if self.leases.release(lease_id, request.envelope.sender):
-                self._let_go(lease_id)
+            self.source.release(lease_id, request.envelope.sender)
             raise
 
     async def renew_lease(self, call: LeaseCall) -> float:
-        """The lease's full life again, in seconds. Raises `LeaseExpired`: a late renewal revives nothing."""
-        self.peers.check(call.envelope)
-        self.leases.renew(call.lease_id, call.envelope.sender, _now())
-        self.parts.at(Stage.RENEWED, self._leased_for[call.lease_id])
-        return self.settings.lease_ttl_s
+        """As `Source.renew_lease`."""
+        return await self.source.renew_lease(call)
 
     async def release_lease(self, call: LeaseCall) -> None:
-        """Idempotent: releasing an unknown or ended lease is no error."""
-        self.peers.check(call.envelope)
-        if self.leases.release(call.lease_id, call.envelope.sender):
-            request = self._leased_for[call.lease_id]
-            self._let_go(call.lease_id)
-            self.parts.at(Stage.RELEASED, request)
+        """As `Source.release_lease`."""
+        await self.source.release_lease(call)
+
+    async def locate(self, call: LocateCall) -> int:
+        """As `Source.locate`."""
+        return await self.source.locate(call)
+
+    async def lend(self, call: LendCall) -> Loan:
+        """As `Source.lend`."""
+        return await self.source.lend(call)
 
     def status(self) -> NodeStatus:
-        status = self.peers.status("prefill", leases=len(self.leases), requests=len(self._running))
-        now_s, computing = _now(), set(self._running.values())
-        leases = {
-            str(lease.lease_id): LeaseStatus(str(lease.owner), lease.expires_s - now_s, lease.lease_id in computing)
-            for lease in self.leases.first(LEASES_TOLD)
-        }
+        status = self.peers.status("prefill", leases=len(self.source.leases), requests=len(self._running))
         return replace(
             status,
             workspace=self.workspace.plan(),
-            draining=self.draining,
-            held_leases=leases,
-            pulled_back_pages=self.pull_back.pages,
-            pull_back_failures=dict(self.pull_back.failures),
+            draining=self.source.draining,
+            held_leases=self.source.status(),
+            borrowed_pages=self.pull_back.borrower.pages,
+            borrow_failures=dict(self.pull_back.borrower.failures),
         )
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""
-        while True:
-            for lease in self.leases.expire(_now()):
-                self._let_go(lease.lease_id)
-            next_s = self.leases.next_expiry_s
-            self._lease_added.clear()
-            try:
-                async with asyncio.timeout(None if next_s is None else max(next_s - _now(), 0.0)):
-                    await self._lease_added.wait()
-            except TimeoutError:
-                continue
+        await self.source.watch_leases()
 
     async def compact(self) -> int:
         """Move cached pages together, while requests run; returns how many. Raises `ConfigError` in a group."""
@@ -165,20 +148,12 @@ class PrefillNode:
 
     async def drain(self) -> None:
         """Take no new requests; return when running ones have ended and every lease with them."""
-        self.draining = True
+        self.source.draining = True
         await self._idle.wait()
-
-    def _let_go(self, lease_id: LeaseId) -> None:
-        del self._leased_for[lease_id]
-        self._idle.changed()
-        if task := self._tasks.get(lease_id):
-            task.cancel()
-        self.parts.manager.drop_lease(lease_id)
 
     async def _serve(self, request: PrefillRequest, lease_id: LeaseId, emit: Emit) -> None:
         self.peers.check(request.envelope)
-        if self.draining:
-            raise Draining(f"{self.parts.name} is draining", node=self.parts.name)
+        self.source.require_serving()
         key = (request.envelope.sender, request.request_id)
         if key in self._running:
             raise DuplicateRequest(f"request {request.request_id} runs already", request=request.request_id)
@@ -186,18 +161,19 @@ class PrefillNode:
         if not 0 <= request.first_page_wanted <= prompt.recorded_pages:
             raise BoundsError("first_page_wanted", request.first_page_wanted, f"0 to {prompt.recorded_pages}")
         self.pull_back.check(request, prompt)
-        self._running[key] = lease_id
-        self._tasks[lease_id] = _this_task()
+        self._running.add(key)
+        self.source.computing[lease_id] = _this_task()
         try:
             async with deadline(request.remaining_s, "prefill"):
                 await self._leased(request, prompt, lease_id, emit)
         finally:
-            del self._running[key], self._tasks[lease_id]
+            self._running.discard(key)
+            del self.source.computing[lease_id]
             self._idle.changed()
 
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
         """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
-        self.leases.require_room(request.envelope.sender)
+        self.source.leases.require_room(request.envelope.sender)
         manager = self.parts.manager
         reservation = manager.reserve(
             prompt.hashes,
@@ -208,9 +184,7 @@ class PrefillNode:
         )
         reservation.public = prompt.public
         try:
-            self.leases.grant(lease_id, request.envelope.sender, self.settings.lease_ttl_s, _now())
-            self._leased_for[lease_id] = request.request_id
-            self._lease_added.set()
+            self.source.grant(lease_id, request.envelope.sender, request.request_id)
             self.parts.at(Stage.LEASED, request.request_id)
             emit(Accepted(lease_id, self.settings.lease_ttl_s))
             pulled = await self.pull_back.run(request, prompt, reservation)
@@ -223,7 +197,7 @@ class PrefillNode:
             self.parts.at(Stage.DONE, request.request_id)
             emit(replace(done, pages_pulled_back=pulled.pages))
         except asyncio.CancelledError:
-            if lease_id in self.leases:
+            if lease_id in self.source.leases:
                 raise
             raise LeaseExpired(f"lease {lease_id} ended while prefill ran", lease=lease_id) from None
         finally:

@@ -131,7 +131,7 @@ class Pull:
                 self._move()
                 match event:
                     case Accepted() if self._lease is None:
-                        _require_ttl(event.ttl_s)
+                        require_ttl(event.ttl_s)
                         self._lease = event
                         self._leased.set()
                         self._wanted.at(Stage.ACCEPTED)
@@ -195,7 +195,7 @@ class Pull:
             try:
                 async with deadline(ends_s - asked_s, "renewing the lease"):
                     ttl_s = await self._link.peer.renew_lease(call)
-                _require_ttl(ttl_s)
+                require_ttl(ttl_s)
                 ends_s = asked_s + ttl_s
                 self._heard_s = _now()
             except (PeerLost, DeadlineExceeded) as error:
@@ -240,7 +240,7 @@ class Pull:
         self._heard_s = self._moved_s = _now()
 
 
-def _require_ttl(ttl_s: float) -> None:
+def require_ttl(ttl_s: float) -> None:
     """A lease has to end, and must be renewed at times that a clock can show."""
     if not 0 < ttl_s <= MAX_LEASE_S:  # written so that NaN fails too
         raise ProtocolError(f"a lease of {ttl_s} s; allowed: above 0, at most {MAX_LEASE_S:g}", ttl_s=ttl_s)

@@ -32,6 +32,16 @@ class DecodeSettings:
     """Host memory for the pages of requests that gave way."""
     cache_answers: bool = True
     """Put an answer's full pages into the tree, for the next turn of its conversation."""
+    source_addresses: tuple[str, ...] = ()
+    """Other nodes, of either role, that are asked whether they have pages of a prompt."""
+    locate_s: float = 0.1
+    """Longest that a request waits for what they say."""
+    borrow_s: float = 10.0
+    """Longest that it waits for pages that one of them lends."""
+    lease_ttl_s: float = 30.0
+    """How long this node keeps what it lends to others."""
+    leases_per_peer: int | None = None
+    """Most leases of one other node at once; None: as many as it asks for."""
     pull_back: bool = True
     """Let prefill nodes read pages of a prompt that this node has and they lack."""
     on_failure: FailurePolicy = FailurePolicy.FAIL

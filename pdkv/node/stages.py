@@ -19,6 +19,8 @@ class Stage(StrEnum):
     """Waits for pages."""
     RESERVED = "decode.reserved"
     """Has all its pages; nothing was asked of a prefill node."""
+    LENT = "decode.lent"
+    """Another node than prefill has lent pages; none is read."""
     ASKED = "decode.asked"
     ACCEPTED = "decode.accepted"
     """The lease is known."""

@@ -24,6 +24,9 @@ from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,
     LeaseCall,
+    LendCall,
+    Loan,
+    LocateCall,
     NodeIntro,
     NodeStatus,
     PrefillEvent,
@@ -32,7 +35,7 @@ from pdkv.node.messages import (
 )
 from pdkv.node.ranks import Entry, Joining, NewPeer, RankOutcome, RankRead, RankStep
 from pdkv.rpc.channels import Channels
-from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank
+from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank, source
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Security
 from pdkv.rpc.transport import require_address
@@ -45,6 +48,7 @@ from pdkv.v1 import (
     rank_pb2,
     rank_pb2_grpc,
     router_pb2_grpc,
+    source_pb2_grpc,
     visit_pb2_grpc,
 )
 
@@ -117,10 +121,8 @@ class Client:
             raise PeerLost(words, address=self.address) from error
 
 
-class GrpcPrefillPeer(Client):
-    """`node.ports.PrefillPeer` over gRPC."""
-
-    _service = prefill_pb2_grpc.PrefillStub
+class _Node(Client):
+    """A node with a pool, at whichever service it is called."""
 
     async def connect(self, intro_: NodeIntro) -> NodeIntro:
         """Raises `PeerLost` at once if nobody listens there, and after `connect_timeout_s` if nothing is heard.
@@ -144,6 +146,48 @@ class GrpcPrefillPeer(Client):
             raise ProtocolError(f"{self.address} is {answer.name} first and {named.name} then", address=self.address)
         return named
 
+    async def release_lease(self, call: LeaseCall) -> None:
+        message = prefill.lease_call_to_pb(call)
+        async with self._call("ReleaseLease", message, call.envelope.receiver.node) as stub:
+            reply = await stub.ReleaseLease(message, timeout=self._settings.call_timeout_s)
+        common.require_reply(call.envelope, reply.envelope)
+
+
+class GrpcSource(_Node):
+    """`node.ports.SourcePeer` over gRPC."""
+
+    _service = source_pb2_grpc.SourceStub
+
+    async def locate(self, call: LocateCall) -> int:
+        message = source.locate_call_to_pb(call)
+        async with self._call("Locate", message, call.envelope.receiver.node) as stub:
+            reply = await stub.Locate(message, timeout=self._settings.call_timeout_s)
+        common.require_reply(call.envelope, reply.envelope)
+        return source.located_from_pb(reply, len(call.hashes))
+
+    async def lend(self, call: LendCall) -> Loan:
+        message = source.lend_call_to_pb(call)
+        async with self._call("Lend", message, call.envelope.receiver.node) as stub:
+            reply = await stub.Lend(message, timeout=self._settings.call_timeout_s)
+        common.require_reply(call.envelope, reply.envelope)
+        return source.loan_from_pb(reply)
+
+
+class GrpcPrefillPeer(_Node):
+    """`node.ports.PrefillPeer` over gRPC."""
+
+    _service = prefill_pb2_grpc.PrefillStub
+
+    async def locate(self, call: LocateCall) -> int:
+        return await self._source.locate(call)
+
+    async def lend(self, call: LendCall) -> Loan:
+        return await self._source.lend(call)
+
+    @property
+    def _source(self) -> GrpcSource:
+        return GrpcSource(self.address, self._channels, self._settings)
+
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         message = prefill.prefill_request_to_pb(request)
         async with self._call("Prefill", message, request.envelope.receiver.node) as stub:
@@ -161,12 +205,6 @@ class GrpcPrefillPeer(Client):
             reply = await stub.RenewLease(message, timeout=self._settings.call_timeout_s)
         common.require_reply(call.envelope, reply.envelope)
         return checks.duration_s("ttl_s", reply.ttl_s)
-
-    async def release_lease(self, call: LeaseCall) -> None:
-        message = prefill.lease_call_to_pb(call)
-        async with self._call("ReleaseLease", message, call.envelope.receiver.node) as stub:
-            reply = await stub.ReleaseLease(message, timeout=self._settings.call_timeout_s)
-        common.require_reply(call.envelope, reply.envelope)
 
     async def status(self) -> NodeStatus:
         request = common_pb2.StatusRequest()
@@ -324,6 +362,15 @@ class GrpcDirectory:
         """As `peer`, for a visitor."""
         return GrpcVisit(address, self._channels, self._settings)
 
+    @property
+    def sources(self) -> GrpcSources:
+        """`node.ports.SourceDirectory`, over the same channels."""
+        return GrpcSources(self)
+
+    def source(self, address: str) -> GrpcSource:
+        """As `peer`, for a node as a source of pages."""
+        return GrpcSource(address, self._channels, self._settings)
+
     def drop(self, address: str) -> None:
         """The next call to this address connects anew; those that run go on."""
         self._channels.drop(address)
@@ -331,3 +378,16 @@ class GrpcDirectory:
     async def close(self) -> None:
         """Calls that still run end with `PeerLost`."""
         await self._channels.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSources:
+    """Of a directory, the nodes as sources of pages."""
+
+    directory: GrpcDirectory
+
+    def peer(self, address: str) -> GrpcSource:
+        return self.directory.source(address)
+
+    def drop(self, address: str) -> None:
+        self.directory.drop(address)

@@ -24,6 +24,9 @@ from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,
     LeaseCall,
+    LendCall,
+    Loan,
+    LocateCall,
     NodeIntro,
     NodeStatus,
     PrefillEvent,
@@ -33,7 +36,7 @@ from pdkv.node.messages import (
 from pdkv.node.rank import Rank
 from pdkv.rpc.admin import AdminServicer
 from pdkv.rpc.bench import BenchService, BenchServicer
-from pdkv.rpc.convert import common, generate, intro, prefill
+from pdkv.rpc.convert import common, generate, intro, prefill, source
 from pdkv.rpc.convert.checks import STREAM_SLACK_S, require_sendable
 from pdkv.rpc.guard import Guard
 from pdkv.rpc.health import LIVE, READY
@@ -56,6 +59,8 @@ from pdkv.v1 import (
     rank_pb2_grpc,
     router_pb2,
     router_pb2_grpc,
+    source_pb2,
+    source_pb2_grpc,
     visit_pb2,
     visit_pb2_grpc,
 )
@@ -63,6 +68,15 @@ from pdkv.v1 import (
 log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class SourceService(Protocol):
+    """`pdkv.node.source.Source`, as served."""
+
+    async def connect(self, intro: NodeIntro) -> NodeIntro: ...
+    async def locate(self, call: LocateCall) -> int: ...
+    async def lend(self, call: LendCall) -> Loan: ...
+    async def release_lease(self, call: LeaseCall) -> None: ...
 
 
 class PrefillService(Protocol):
@@ -101,9 +115,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._node = node
 
     async def Connect(self, request: prefill_pb2.Introduction, context: Context) -> prefill_pb2.Introduction:
-        reply = intro.introduction_to_pb(await self._node.connect(intro.introduction_from_pb(request)))
-        require_sendable(reply, "Connect")
-        return reply
+        return await _connect(self._node, request)
 
     async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Context) -> None:  # type: ignore[override]
         asked = prefill.prefill_request_from_pb(request)
@@ -119,12 +131,31 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return prefill.lease_reply_to_pb(common.reply_envelope(call.envelope), ttl_s)
 
     async def ReleaseLease(self, request: prefill_pb2.LeaseCall, context: Context) -> prefill_pb2.LeaseReply:
-        call = prefill.lease_call_from_pb(request)
-        await self._node.release_lease(call)
-        return prefill.lease_reply_to_pb(common.reply_envelope(call.envelope), 0.0)
+        return await _release(self._node, request)
 
     async def Status(self, request: common_pb2.StatusRequest, context: Context) -> common_pb2.NodeStatus:
         return common.status_to_pb(self._node.status())
+
+
+class SourceServicer(source_pb2_grpc.SourceServicer):
+    def __init__(self, source: SourceService) -> None:
+        self._source = source
+
+    async def Connect(self, request: prefill_pb2.Introduction, context: Context) -> prefill_pb2.Introduction:
+        return await _connect(self._source, request)
+
+    async def Locate(self, request: source_pb2.LocateCall, context: Context) -> source_pb2.LocateReply:
+        call = source.locate_call_from_pb(request)
+        return source.locate_reply_to_pb(common.reply_envelope(call.envelope), await self._source.locate(call))
+
+    async def Lend(self, request: source_pb2.LendCall, context: Context) -> source_pb2.Loan:
+        call = source.lend_call_from_pb(request)
+        loan = source.loan_to_pb(await self._source.lend(call), common.reply_envelope(call.envelope))
+        require_sendable(loan, "Lend")
+        return loan
+
+    async def ReleaseLease(self, request: prefill_pb2.LeaseCall, context: Context) -> prefill_pb2.LeaseReply:
+        return await _release(self._source, request)
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
@@ -149,6 +180,18 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         return common.router_status_to_pb(self._router.status())
 
 
+async def _connect(node: PrefillService | SourceService, request: prefill_pb2.Introduction) -> prefill_pb2.Introduction:
+    reply = intro.introduction_to_pb(await node.connect(intro.introduction_from_pb(request)))
+    require_sendable(reply, "Connect")
+    return reply
+
+
+async def _release(node: PrefillService | SourceService, request: prefill_pb2.LeaseCall) -> prefill_pb2.LeaseReply:
+    call = prefill.lease_call_from_pb(request)
+    await node.release_lease(call)
+    return prefill.lease_reply_to_pb(common.reply_envelope(call.envelope), 0.0)
+
+
 async def _generate(node: GenerateService, request: decode_pb2.GenerateRequest, context: Context) -> None:
     asked = generate.generate_request_from_pb(request)
     async with deadline(asked.remaining_s + STREAM_SLACK_S, "Generate"), aclosing(node.generate(asked)) as events:
@@ -169,6 +212,8 @@ class Services:
     decode: DecodeService | None = None
     router: RouterService | None = None
     rank: Rank | None = None
+    source: SourceService | None = None
+    """Of a node with a pool."""
     admin: Control | None = None
     visit: Callable[[], NodeIntro] | None = None
     """Introduces a node with a pool to a visitor."""
@@ -208,6 +253,9 @@ class GrpcServer:
         if services.rank is not None:
             rank_pb2_grpc.add_RankServicer_to_server(RankServicer(services.rank), self._server)
             names.append(rank_pb2.DESCRIPTOR.services_by_name["Rank"].full_name)
+        if services.source is not None:
+            source_pb2_grpc.add_SourceServicer_to_server(SourceServicer(services.source), self._server)
+            names.append(source_pb2.DESCRIPTOR.services_by_name["Source"].full_name)
         if services.admin is not None:
             admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(services.admin), self._server)
             names.append(admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name)

@@ -334,7 +334,7 @@ class NodeStatus(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class PullBackFailuresEntry(_message.Message):
+    class BorrowFailuresEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -391,8 +391,8 @@ class NodeStatus(_message.Message):
     UNSETTLED_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
     FENCE_ERROR_FIELD_NUMBER: _builtins.int
-    PULLED_BACK_PAGES_FIELD_NUMBER: _builtins.int
-    PULL_BACK_FAILURES_FIELD_NUMBER: _builtins.int
+    BORROWED_PAGES_FIELD_NUMBER: _builtins.int
+    BORROW_FAILURES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
@@ -408,8 +408,8 @@ class NodeStatus(_message.Message):
     fences: _builtins.int
     """Agents that were destroyed to end such reads."""
     fence_error: _builtins.str
-    pulled_back_pages: _builtins.int
-    """Of a prefill node: pages that it read from decode nodes instead of computing them."""
+    borrowed_pages: _builtins.int
+    """Read from other nodes that had them: by prefill instead of computing them, by decode instead of having them computed."""
     @_builtins.property
     def name(self) -> Global___PeerName: ...
     @_builtins.property
@@ -439,8 +439,8 @@ class NodeStatus(_message.Message):
         """Peer to the reads from it that were given up without a proven end."""
 
     @_builtins.property
-    def pull_back_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Kind of error to how often it made it compute such pages after all."""
+    def borrow_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Kind of error to how often one put an end to that."""
 
     @_builtins.property
     def memory(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -467,13 +467,13 @@ class NodeStatus(_message.Message):
         unsettled: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         fences: _builtins.int = ...,
         fence_error: _builtins.str = ...,
-        pulled_back_pages: _builtins.int = ...,
-        pull_back_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        borrowed_pages: _builtins.int = ...,
+        borrow_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         memory: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "pull_back_failures", b"pull_back_failures", "pulled_back_pages", b"pulled_back_pages", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

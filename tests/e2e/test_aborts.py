@@ -17,9 +17,9 @@ from pdkv.node.stages import Stage
 from tests.e2e.world import Answer, World, at_rest, free_address
 from tests.waiting import until
 
-NOT_HERE = {Stage.QUEUED, Stage.RECOMPUTING, Stage.PULLING, Stage.PULLED}
-"""A request only queues where pages are short, only recomputes after a failure, and only has pages pulled back if decode
-has some that prefill lacks: see `test_pull_back`."""
+NOT_HERE = {Stage.QUEUED, Stage.RECOMPUTING, Stage.LENT, Stage.PULLING, Stage.PULLED}
+"""A request only queues where pages are short, only recomputes after a failure, and is only lent pages, or has some
+pulled back, if one node has what another lacks: see `test_pull_back`."""
 HERE = tuple(stage for stage in Stage if stage not in NOT_HERE)
 SLOW_S = 0.15
 """How long a node stands at each stage, once it has told it: the client goes meanwhile."""

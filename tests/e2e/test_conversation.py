@@ -65,7 +65,7 @@ def test_each_turn_goes_on_from_the_answer_before_it_bit_for_bit(world: World) -
         assert status.pages["cached"] == 14
         status = await world.prefill_status(prefill)
         assert at_rest(status)
-        assert (status.pulled_back_pages, status.pull_back_failures) == (pulled, {})
+        assert (status.borrowed_pages, status.borrow_failures) == (pulled, {})
 
     world.run(body())
 

@@ -60,7 +60,7 @@ class Talk:
 
     async def _prefill(self, name: str, plan: str) -> NodeProcess:
         return await self.world.start(
-            "prefill", name, fault_plan=plan, pull_back_s=2, fence_after_s=1, bind=free_address(), **FLAGS
+            "prefill", name, fault_plan=plan, borrow_s=2, fence_after_s=1, bind=free_address(), **FLAGS
         )
 
     async def start_decode(self, name: str) -> NodeProcess:
@@ -116,8 +116,8 @@ def test_reads_that_go_wrong_are_named_and_the_pages_computed(talk: Talk, plan: 
         done = (await talk.ask(talk.second, prefill)).whole
         assert (done.shipment.pages_pulled_back, done.chunk_starts) == (0, (0, CHUNK))
         status = await talk.world.prefill_status(prefill)
-        assert (status.pulled_back_pages, status.pull_back_failures) == (0, {TROUBLE[plan]: 1})
-        assert f"could not be pulled back and are computed: {TROUBLE[plan]}" in prefill.log.read_text()
+        assert (status.borrowed_pages, status.borrow_failures) == (0, {TROUBLE[plan]: 1})
+        assert "could not be borrowed from pb-d0#" in prefill.log.read_text()
         await talk.rested(prefill)  # also from what was held back
 
     talk.world.run(body())

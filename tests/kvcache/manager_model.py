@@ -268,6 +268,18 @@ class ManagerMachine(RuleBasedStateMachine):
         self.leased[lease_id] = Held(held.letters, held.prompt_pages, held.committed, tails)
         held.sealed.clear()
 
+    @rule(letters=PROMPTS, lease=st.integers(0, 9))
+    def lend(self, letters: str, lease: int) -> None:
+        lease_id, hashes = LeaseId(str(lease)), chain_of(letters)
+        if lease_id in self.leased:
+            with pytest.raises(DuplicateRequest):
+                self.manager.lend(hashes, lease_id)
+            return
+        found = self.known(hashes)
+        assert list(self.manager.lend(hashes, lease_id)) == found
+        if found:
+            self.leased[lease_id] = Held(letters, len(letters), len(found))
+
     @precondition(lambda self: self.leased)
     @rule(data=st.data())
     def drop_lease(self, data: st.DataObject) -> None:

@@ -284,6 +284,26 @@ def test_a_lease_keeps_pages_once() -> None:
     assert list(bench.manager.leased) == [LEASE]
 
 
+def test_what_is_lent_is_the_longest_prefix_and_stays_until_the_lease_ends() -> None:
+    bench = Bench(5)
+    bench.cache("abc")
+    bench.cache("abx")
+    lent = bench.manager.lend(chain_of("abcd"), LEASE)
+    assert len(lent) == 3
+    assert bench.manager.lend(chain_of("y"), LeaseId("other")) == LocalPages.none()
+    with pytest.raises(DuplicateRequest):
+        bench.manager.lend(chain_of("abx"), LEASE)
+    assert list(bench.manager.leased) == [LEASE]
+    generations = bench.manager.generations(lent)
+    with pytest.raises(CapacityError):
+        bench.reserve("q", 3)
+    bench.manager.end(bench.reserve("q", 2))  # what isn't lent goes
+    assert np.array_equal(bench.manager.generations(lent), generations)
+    assert bench.manager.drop_lease(LEASE)
+    assert len(bench.reserve("q", 5).pages) == 5
+    bench.manager.check()
+
+
 # --- generations ----------------------------------------------------------------------------------------------------
 
 

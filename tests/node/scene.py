@@ -155,8 +155,8 @@ async def rested(pair: Pair) -> None:
         assert held(node) == 0, manager.census()
         assert (len(manager.reservations), len(manager.leased), len(manager.held_back)) == (0, 0, 0)
         assert node.status().requests == 0
-    assert len(pair.prefill.leases) == 0
-    assert (len(pair.prefill._tasks), len(pair.decode.farewells)) == (0, 0)
+    assert [len(node.source.leases) for node in pair.nodes] == [0, 0]
+    assert (len(pair.prefill.source.computing), len(pair.decode.farewells)) == (0, 0)
 
 
 async def recovered(pair: Pair) -> None:

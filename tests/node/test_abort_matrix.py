@@ -28,7 +28,8 @@ UNDER_WAY = (
 )
 AFTER = (Stage.ADMITTED, Stage.DECODING, Stage.RELEASED)
 """Prefill is not needed any more."""
-ON_DECODE = [stage for stage in Stage if stage.startswith("decode.") and stage is not Stage.RECOMPUTING]
+ON_DECODE = [stage for stage in Stage if stage.startswith("decode.") and stage not in (Stage.RECOMPUTING, Stage.LENT)]
+"""Those that a request reaches where nothing fails and nobody lends."""
 ON_PREFILL = [stage for stage in Stage if stage.startswith("prefill.") and stage not in (Stage.PULLING, Stage.PULLED)]
 """Those that a conversation's first turn reaches; for the others see `test_pull_back`."""
 

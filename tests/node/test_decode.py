@@ -173,7 +173,7 @@ def test_draining_refuses_new_requests_and_waits_for_old_ones() -> None:
         running = asyncio.create_task(answers(pair.decode.generate(request(100))))
         await gate.reached()
         drained = asyncio.create_task(pair.decode.drain())
-        await until(lambda: pair.decode.draining)
+        await until(lambda: pair.decode.source.draining)
         with pytest.raises(Draining):
             await answers(pair.decode.generate(request(100, name="late")))
         assert not drained.done()

@@ -150,14 +150,14 @@ def test_other_logits_on_one_rank_end_the_group() -> None:
 def test_whatever_changes_the_managers_pages_is_logged() -> None:
     """A call that isn't would part the ranks: `GroupManager` logs it, or it is named here as none of decode's."""
     looks = {"census", "quarantine_reasons", "hashes", "generations", "digests", "check"}
-    of_prefill = {"hand_over", "drop_lease"}
+    of_leases = {"hand_over", "lend", "drop_lease"}  # prefill's, and a group lends nothing
     of_compaction = {"carry_digests"}  # which refuses a group's manager
     of_late_ones = {"grow"}  # `reserve` refuses them, so nobody lacks any
     calls, logged = (
         {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
         for kind in (CacheManager, GroupManager)
     )
-    assert calls - looks - of_prefill - of_compaction - of_late_ones == logged
+    assert calls - looks - of_leases - of_compaction - of_late_ones == logged
 
 
 def test_a_group_takes_no_request_that_gets_its_pages_later() -> None:

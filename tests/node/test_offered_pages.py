@@ -32,12 +32,12 @@ def test_a_request_that_ends_during_a_pull_back_leaves_nothing_on_either_side(wh
             answers(pair.decode.generate(replace(asked, remaining_s=0.3 if who == "time" else 30)))
         )
         await until(lambda: not pair.net._scripts[str(pair.decode.parts.name)])
-        assert len(pair.prefill.leases) == 1
+        assert len(pair.prefill.source.leases) == 1
         if who == "client":
             asking.cancel()
         elif who == "prefill's lease":
-            for lease in pair.prefill.leases.expire(math.inf):
-                pair.prefill._let_go(lease.lease_id)
+            for lease in pair.prefill.source.leases.expire(math.inf):
+                pair.prefill.source.let_go(lease.lease_id)
         await asyncio.wait([asking])
         error = None if asking.cancelled() else asking.exception()
         assert type(error) is {"client": type(None), "prefill's lease": LeaseExpired, "time": DeadlineExceeded}[who]
@@ -113,7 +113,7 @@ def test_an_offer_that_can_not_be_is_refused_before_anything_moves(what: str) ->
         asked = await talked(pair)
         with pytest.raises(kind):
             await said(pair.prefill.prefill(offer(pair, asked, **changes)))
-        assert not pair.prefill.status().pull_back_failures
+        assert not pair.prefill.status().borrow_failures
         await recovered(pair)
 
     run(scenario, make_pair())
@@ -129,7 +129,7 @@ def test_an_offer_that_proves_wrong_gets_nothing_into_the_tree(what: str) -> Non
         assert isinstance(done, PrefillDone)
         assert (done.pages_pulled_back, done.chunk_starts) == (0, (64, 192))
         assert failures(pair) == {kind: 1}
-        (lease,) = pair.prefill.leases.first(1)
+        (lease,) = pair.prefill.source.leases.first(1)
         await pair.prefill.release_lease(LeaseCall(pair.decode.parts.envelope(pair.prefill.parts.name), lease.lease_id))
         await right(pair, asked)
         await equal_pages(pair, asked)

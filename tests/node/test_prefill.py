@@ -102,7 +102,7 @@ def test_what_is_announced_is_final_sealed_and_leased(length: int) -> None:
             assert not rows[length % 64 :].any()
         assert done.account == account_of(prompt, parts.contract)
         assert done.first_token == alone(pair, asked)[0]
-        assert len(pair.prefill.leases) == 1
+        assert len(pair.prefill.source.leases) == 1
         await pair.prefill.release_lease(call(pair, accepted.lease_id))
         await recovered(pair)
 
@@ -167,7 +167,7 @@ def test_a_lease_is_its_owners_alone() -> None:
         with pytest.raises(LeaseExpired):
             await pair.prefill.renew_lease(theirs)
         await pair.prefill.release_lease(theirs)
-        assert held(pair.prefill) == len(pair.prefill.leases) == 1
+        assert held(pair.prefill) == len(pair.prefill.source.leases) == 1
         ((lease_id, told),) = pair.prefill.status().held_leases.items()
         assert (lease_id, told.peer, told.computing) == (accepted.lease_id, str(pair.decode.parts.name), False)
         assert 0 < told.left_s <= 30
@@ -188,7 +188,7 @@ def test_a_lease_that_runs_out_after_prefill_leaves_ordinary_cache() -> None:
         await met(pair)
         accepted, _, _ = await asked_once(pair, request(300))
         watch = asyncio.create_task(pair.prefill.watch_leases())  # only now: a slow machine takes longer than a lease
-        await until(lambda: not pair.prefill.leases)
+        await until(lambda: not pair.prefill.source.leases)
         assert pair.prefill.parts.manager.census()["cached"] == 4
         with pytest.raises(LeaseExpired):
             await pair.prefill.renew_lease(call(pair, accepted.lease_id))
@@ -205,7 +205,7 @@ def test_a_lease_that_runs_out_under_its_request_ends_it_by_name_after_the_step(
         asking = asyncio.create_task(asked_once(pair, request(300)))
         await gate.reached()
         watch = asyncio.create_task(pair.prefill.watch_leases())
-        await until(lambda: not pair.prefill.leases)
+        await until(lambda: not pair.prefill.source.leases)
         await turns()
         assert held(pair.prefill) > 0
         assert not asking.done()
@@ -225,10 +225,10 @@ def test_many_leases_end_each_at_its_own_time() -> None:
         first, _, _ = await asked_once(pair, request(100))
         for i in range(3):
             await asked_once(pair, request(100, seed=i, name=f"r{i + 1}"))
-        while len(pair.prefill.leases) > 1:
+        while len(pair.prefill.source.leases) > 1:
             await pair.prefill.renew_lease(call(pair, first.lease_id))
             await asyncio.sleep(0)
-        await until(lambda: not pair.prefill.leases)
+        await until(lambda: not pair.prefill.source.leases)
         watch.cancel()
         await recovered(pair)
 
@@ -249,7 +249,7 @@ def test_a_lease_ends_with_a_stream_that_is_not_taken_to_its_end(taken: int) -> 
         elif events:
             await until(lambda: pair.prefill.status().requests == 0)
         await stream.aclose()
-        assert len(pair.prefill.leases) == (taken == 5)
+        assert len(pair.prefill.source.leases) == (taken == 5)
         if taken == 5:
             await pair.prefill.release_lease(call(pair, events[0].lease_id))  # type: ignore[union-attr]
         await recovered(pair)
@@ -287,7 +287,7 @@ def test_every_message_is_checked_for_who_and_what_it_is_about(who: str) -> None
             await pair.prefill.release_lease(LeaseCall(wrong, accepted.lease_id))
         with pytest.raises(kind):
             await said(pair.prefill.prefill(replace(prefill_request(pair, request(100)), envelope=wrong)))
-        assert len(pair.prefill.leases) == 1
+        assert len(pair.prefill.source.leases) == 1
         await pair.prefill.release_lease(LeaseCall(right, accepted.lease_id))
         await recovered(pair)
 
@@ -303,7 +303,7 @@ def test_a_request_id_runs_once_for_each_caller() -> None:
         await gate.reached()
         with pytest.raises(DuplicateRequest):
             await asked_once(pair, request(100))
-        assert len(pair.prefill.leases) == 1
+        assert len(pair.prefill.source.leases) == 1
         theirs = asyncio.create_task(asked_once(pair, request(100), envelope=other.envelope(pair.prefill.parts.name)))
         gate.open()
         got = [await first, await theirs, await asked_once(pair, request(100))]
@@ -346,7 +346,7 @@ def test_no_room_now_is_said_and_leaves_nothing() -> None:
         taken = manager.reserve(PageHashes(), 60, max_hit_pages=0)
         with pytest.raises(CapacityError):
             await asked_once(pair, request(300))
-        assert len(pair.prefill.leases) == 0
+        assert len(pair.prefill.source.leases) == 0
         manager.end(taken)
         await recovered(pair)
 

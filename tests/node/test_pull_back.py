@@ -14,7 +14,7 @@ from pdkv.errors import CapacityError, InjectedFault
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, PageHashes, RequestId
 from pdkv.kvcache.pool import SlotPool
-from pdkv.node import pull_back
+from pdkv.node import borrower
 from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.messages import (
     GenerateDone,
@@ -69,7 +69,7 @@ def patient(pair: Pair, seconds: float | None) -> None:
 
 
 def failures(pair: Pair) -> dict[str, int]:
-    return pair.prefill.status().pull_back_failures
+    return pair.prefill.status().borrow_failures
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_prefill_computes_nothing_that_decode_has(facts: str, prefill: str, deco
             pulled += done.shipment.pages_pulled_back
             await equal_pages(pair, asked)
             asked = goes_on(asked, [t.token for t in tokens])
-        assert pair.prefill.status().pulled_back_pages == pulled
+        assert pair.prefill.status().borrowed_pages == pulled
         assert not failures(pair)
         await recovered(pair)
 
@@ -219,11 +219,11 @@ def test_what_can_not_be_pulled_back_is_computed_and_named(how: str, caplog: pyt
         patient(pair, 0.1 if "hang" in how else 5.0)
         await pair.prefill.connect(pair.decode.parts.intro())
         wrong(pair)
-        with caplog.at_level(logging.WARNING, "pdkv.node.pull_back"):
+        with caplog.at_level(logging.WARNING, "pdkv.node.borrower"):
             done = await right(pair, asked)
         assert (done.shipment.pages_pulled_back, done.chunk_starts) == (0, (64, 192))
         assert failures(pair) == {kind: 1}
-        assert f"2 pages of {pair.decode.parts.name} could not be pulled back and are computed: {kind}" in caplog.text
+        assert f": 2 pages could not be borrowed from {pair.decode.parts.name}: {kind}" in caplog.text
         failed_peer = kind in ("PeerLost", "DeadlineExceeded", "TransferUnsettled")
         assert pair.prefill.peers.states[pair.decode.parts.name] is (
             PeerState.SUSPECT if failed_peer else PeerState.READY
@@ -245,7 +245,7 @@ def test_what_can_not_be_pulled_back_is_computed_and_named(how: str, caplog: pyt
 
 
 def test_pages_that_had_come_before_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull_back, "PIECE_PAGES", 1)
+    monkeypatch.setattr(borrower, "PIECE_PAGES", 1)
 
     async def scenario(pair: Pair) -> None:
         asked = await talked(pair)

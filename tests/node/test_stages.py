@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pdkv.ids import RequestId
 from pdkv.node.decode import DecodeSettings
+from pdkv.node.prefill import PrefillNode
 from pdkv.node.stages import Stage, no_hook
 from tests.node.scene import answers, gated, request, rested, run, until
 from tests.node.toy import Pair, make_pair
@@ -24,7 +25,8 @@ def test_prefill_hears_of_its_leases_by_the_requests_id() -> None:
     seen: list[tuple[Stage, str]] = []
 
     async def scenario(pair: Pair) -> None:
-        pair.prefill.parts = replace(pair.prefill.parts, at=lambda stage, request: seen.append((stage, request)))
+        parts = replace(pair.prefill.parts, at=lambda stage, request: seen.append((stage, request)))
+        pair.prefill = pair.directory.peers["p0"] = PrefillNode(parts, pair.prefill.settings)
         gate = gated(pair.prefill.parts.engine, "forward", at=2)
         asking = asyncio.create_task(answers(pair.decode.generate(request(300))))
         await gate.reached()

@@ -87,8 +87,8 @@ class Wire:
         self._goes_on.set()
 
     def lose_leases(self) -> None:
-        for lease in self.node.leases.expire(math.inf):
-            self.node._let_go(LeaseId(lease.lease_id))
+        for lease in self.node.source.leases.expire(math.inf):
+            self.node.source.let_go(LeaseId(lease.lease_id))
 
     async def connect(self, intro: NodeIntro) -> NodeIntro:
         return await self._through(self.node.connect(intro))

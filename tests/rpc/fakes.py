@@ -10,6 +10,9 @@ from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,
     LeaseCall,
+    LendCall,
+    Loan,
+    LocateCall,
     NodeIntro,
     NodeStatus,
     PrefillEvent,
@@ -101,6 +104,18 @@ class FakePrefill:
         self.calls.append(call)
         if self.error is not None:
             raise self.error
+
+
+class FakeSource(FakePrefill):
+    """`SourceService` by script."""
+
+    async def locate(self, call: LocateCall) -> int:
+        self._note(call)
+        return 2
+
+    async def lend(self, call: LendCall) -> Loan:
+        self._note(call)
+        return samples.LOAN
 
 
 class FakeDecode:

@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RemotePages, RequestId, ReservationId
 from pdkv.kvcache.verifier import Arrival
 from pdkv.node.decode import DecodeNode, DecodeSettings
-from pdkv.node.messages import GenerateRequest, LeaseCall, PrefillRequest, Sampling
+from pdkv.node.messages import GenerateRequest, LeaseCall, LendCall, LocateCall, PrefillRequest, Sampling
 from pdkv.node.prefill import PrefillNode, PrefillSettings
+from pdkv.node.prompt import plan_prompt
 from pdkv.node.rank import Rank
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankRead, RankStep, StepKind
 from pdkv.router.registry import Registry
 from pdkv.router.service import Router
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
-from pdkv.rpc.convert import generate, intro, prefill, rank
+from pdkv.rpc.convert import generate, intro, prefill, rank, source
 from pdkv.rpc.security import Gate, PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint
@@ -93,7 +94,7 @@ class Live:
         self.rank = Rank(make_parts("d1", FACTS, net, pages=PAGES))
         await self.rank.join(Joining(decode.parts.name, self.rank.parts.contract, PAGES))
         router = Router(Registry([self.address], [self.address]), self.directory)
-        services = Services(node, decode, router, self.rank, visit=node.parts.intro)
+        services = Services(node, decode, router, self.rank, node.source, visit=node.parts.intro)
         self.server = GrpcServer(Endpoint(self.address), services, PlainText(), Gate(calls_per_peer=64))
         await self.server.start()
         self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_send_message_length", -1)])
@@ -157,11 +158,16 @@ class Live:
         envelope = decode.envelope(node.name)
         wanted = PrefillRequest(envelope, RequestId("f"), tokens, asked.namespace, 0, asked.sampling, 2.0)
         lease = prefill.lease_call_to_pb(LeaseCall(envelope, LeaseId("f")))
+        hashes = plan_prompt(np.arange(100, dtype=np.uint32) % 251, asked.namespace, node.contract).hashes
         made: dict[str, Message] = {
             "Prefill/Connect": intro.introduction_to_pb(decode.intro()),
             "Prefill/Prefill": prefill.prefill_request_to_pb(wanted),
             "Prefill/RenewLease": lease,
             "Prefill/ReleaseLease": lease,
+            "Source/Connect": intro.introduction_to_pb(decode.intro()),
+            "Source/Locate": source.locate_call_to_pb(LocateCall(envelope, hashes)),
+            "Source/Lend": source.lend_call_to_pb(LendCall(envelope, hashes, 0)),
+            "Source/ReleaseLease": lease,
             "Decode/Generate": generate.generate_request_to_pb(asked),
             "Router/Generate": generate.generate_request_to_pb(asked),
             **{f"Rank/{name}": message for name, message in self._for_a_rank(decode.name).items()},

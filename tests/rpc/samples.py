@@ -19,6 +19,9 @@ from pdkv.node.messages import (
     GenerateRequest,
     LeaseCall,
     LeaseStatus,
+    LendCall,
+    Loan,
+    LocateCall,
     Namespace,
     NodeIntro,
     NodeStatus,
@@ -71,8 +74,8 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         unsettled={str(D): "1 reads of 3 pages"},
         fences=2,
         fence_error="no room",
-        pulled_back_pages=7,
-        pull_back_failures={"StalePages": 1},
+        borrowed_pages=7,
+        borrow_failures={"StalePages": 1},
         memory={"huge pages": "granted on touch"},
     )
 
@@ -118,6 +121,9 @@ def generate_request(tokens: int = 200, *, remaining_s: float = 30.0, request_id
 
 ACCEPTED = Accepted(LeaseId("lease-1"), 30.0)
 LEASE_CALL = LeaseCall(ENVELOPE, LeaseId("lease-1"))
+LOCATE_CALL = LocateCall(ENVELOPE, pages(3).hashes)
+LEND_CALL = LendCall(ENVELOPE, pages(3).hashes, 1)
+LOAN = Loan(ACCEPTED, pages(2, first_index=1))
 SHIPMENT = Shipment(prompt_tokens=200, bytes_main=2**40, ttft_s=0.5)
 GENERATE_DONE = GenerateDone("stop", 3, SHIPMENT, (0, 64), preemptions=2)
 TOKEN = Token(0, 5, -0.25, 2**64 - 1)
@@ -185,7 +191,9 @@ tokens = st.builds(Token, u32, u32, st.floats(-1e6, 0), u64, st.lists(u64, max_s
 speculations = st.builds(
     Speculation, st.integers(0, 5), st.integers(5, 20), st.integers(0, 5), u64, st.text("abc 0.4", max_size=9)
 )
-shipments = st.builds(Shipment, prompt_tokens=u64, bytes_main=u64, transfer_s=st.floats(0, 1e4), pages_pulled_back=u64)
+shipments = st.builds(
+    Shipment, prompt_tokens=u64, bytes_main=u64, transfer_s=st.floats(0, 1e4), pages_pulled_back=u64, pages_borrowed=u64
+)
 generate_dones = st.builds(
     GenerateDone, st.sampled_from(["length", "stop"]), u32, shipments, rising, st.none() | speculations
 )

@@ -20,15 +20,26 @@ from pdkv.rpc.guard import Guard, speaker
 from pdkv.rpc.security import Gate, PlainText
 from pdkv.rpc.server import Services
 from pdkv.transfer.backends.loopback import LoopbackNet
-from pdkv.v1 import common_pb2, decode_pb2, prefill_pb2, rank_pb2, router_pb2, visit_pb2
+from pdkv.v1 import common_pb2, decode_pb2, prefill_pb2, rank_pb2, router_pb2, source_pb2, visit_pb2
 from tests.certificates import HERE
 from tests.node.grouped import FACTS
 from tests.node.toy import make_parts
 from tests.rpc import samples
-from tests.rpc.fakes import LIMIT_S, FakeDecode, FakePrefill, FakeRouter, Stream, collect, failure, run, soon
+from tests.rpc.fakes import (
+    LIMIT_S,
+    FakeDecode,
+    FakePrefill,
+    FakeRouter,
+    FakeSource,
+    Stream,
+    collect,
+    failure,
+    run,
+    soon,
+)
 from tests.rpc.tls import DECODE, PREFILL, Files, credentials, dialling, served
 
-FILES = (prefill_pb2, decode_pb2, router_pb2, rank_pb2, visit_pb2)
+FILES = (prefill_pb2, source_pb2, decode_pb2, router_pb2, rank_pb2, visit_pb2)
 METHODS = {
     f"/{service.full_name}/{method.name}": method
     for file in FILES
@@ -93,7 +104,7 @@ def with_all_services(
         rank = Rank(make_parts("d1", FACTS, LoopbackNet()))
         streams = (Stream(samples.ACCEPTED), Stream(samples.GENERATE_DONE), Stream(samples.GENERATE_DONE))
         node, decode, router = FakePrefill(streams[0]), FakeDecode(streams[1]), FakeRouter(streams[2])
-        services = Services(node, decode, router, rank, visit=samples.intro)
+        services = Services(node, decode, router, rank, FakeSource(), visit=samples.intro)
         async with served(files.server, services, gate) as server:
             keys = credentials(files.of("caller", *who))
             async with grpc.aio.secure_channel(server.address, keys) as channel:

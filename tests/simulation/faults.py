@@ -112,7 +112,7 @@ class Faults:
 
     def drain(self, life: Life, peer: Life, request: RequestId) -> None:
         """As by SIGTERM: what runs may end, new requests are refused; then the next life begins."""
-        if not life.node.draining:
+        if not life.node.source.draining:
             life.process.create_task(self._drained(life))
 
     def drain_peer(self, life: Life, peer: Life, request: RequestId) -> None:

@@ -241,7 +241,7 @@ class Run:
             network._links[key] = Link()
         fabric.mend()
         for life in list(self.fleet.lives.values()):
-            if life.alive and (life.parts.contract.weights_id != "simulated" or life.node.draining):
+            if life.alive and (life.parts.contract.weights_id != "simulated" or life.node.source.draining):
                 self.fleet.kill(life)
                 self.fleet.start(life.process.name)
         stopped = [life.process.stopped_until for life in self.fleet.lives.values() if life.alive]
@@ -293,7 +293,7 @@ def _prefix(rng: random.Random) -> UInt32Array:
 
 def _busy(life: Life) -> bool:
     node, manager = life.node, life.manager
-    held = len(getattr(node, "leases", ())) + len(getattr(node, "farewells", ())) + len(node._running)
+    held = len(node.source.leases) + len(getattr(node, "farewells", ())) + len(node._running)
     return bool(held or manager.census()["quarantined"] or manager.reservations or manager.leased)
 
 

@@ -29,7 +29,7 @@ AT_ANY_TIME = "any time"
 MILD_PER_LIFE = 4
 KILLS_AT, MILD_AT = (10, 60), (1, 30)
 """Times that a node comes to a stage before it dies there, or suffers something milder."""
-RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED, Stage.PULLING, Stage.PULLED)
+RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED, Stage.LENT, Stage.PULLING, Stage.PULLED)
 """Reached by few requests: a fault there strikes the first."""
 MISSED = 3
 """So does one that was planned so often and not come to."""
@@ -84,9 +84,11 @@ class Keeper:
         common: Flags = {"model": "tiny", "threads": 1, "insecure": True, "pool_pages": pool_pages, "drain_grace_s": 15}
         for post in prefills:
             post.flags = {**common, "chunk_tokens": CHUNK_TOKENS, "lease_ttl_s": str(LEASE_TTL_S)}
-        for post, preempt in zip(decodes, ("offload", "recompute"), strict=True):
-            post.flags = {**common, "preempt": preempt, "prefill_addresses": known}
+            post.flags["borrow_s"] = str(READ_DEADLINE_S)
+        for post, other, preempt in zip(decodes, reversed(decodes), ("offload", "recompute"), strict=True):
+            post.flags = {**common, "preempt": preempt, "prefill_addresses": known, "source_addresses": other.address}
             post.flags |= {"read_deadline_s": str(READ_DEADLINE_S), "fence_after_s": str(FENCE_AFTER_S)}
+            post.flags |= {"lease_ttl_s": str(LEASE_TTL_S), "borrow_s": str(READ_DEADLINE_S)}
             post.flags["recompute_chunk_tokens"] = CHUNK_TOKENS
             post.flags["no_cache_answers"] = True  # pages of steps of one token differ in bits
         for post in (*prefills, *decodes):

@@ -121,8 +121,8 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         unsettled={peer: checks.cut(words) for peer, words in status.unsettled.items()},
         fences=status.fences,
         fence_error=checks.cut(status.fence_error),
-        pulled_back_pages=status.pulled_back_pages,
-        pull_back_failures=status.pull_back_failures,
+        borrowed_pages=status.borrowed_pages,
+        borrow_failures=status.borrow_failures,
         memory={key: checks.cut(words) for key, words in status.memory.items()},
     )
 
@@ -133,7 +133,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
     checks.bounded("peers", message.peers)
     checks.bounded("workspace", message.workspace)
     checks.bounded("held_leases", message.held_leases)
-    checks.bounded("pull_back_failures", message.pull_back_failures)
+    checks.bounded("borrow_failures", message.borrow_failures)
     return NodeStatus(
         name=peer_from_pb(message.name),
         role=checks.name("role", message.role),
@@ -153,8 +153,8 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         unsettled=_texts("unsettled", message.unsettled),
         fences=message.fences,
         fence_error=checks.text("fence_error", message.fence_error),
-        pulled_back_pages=message.pulled_back_pages,
-        pull_back_failures={checks.name("pull_back_failures", k): n for k, n in message.pull_back_failures.items()},
+        borrowed_pages=message.borrowed_pages,
+        borrow_failures={checks.name("borrow_failures", k): n for k, n in message.borrow_failures.items()},
         memory=_texts("memory", message.memory),
     )
 

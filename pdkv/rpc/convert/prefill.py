@@ -53,7 +53,7 @@ def prefill_request_to_pb(request: PrefillRequest) -> prefill_pb2.PrefillRequest
         remaining_s=request.remaining_s,
         want_logits=request.want_logits,
         priority=request.priority,
-        offered=None if request.offered is None else _sealed_to_pb(request.offered),
+        offered=None if request.offered is None else sealed_to_pb(request.offered),
     )
 
 
@@ -70,7 +70,7 @@ def prefill_request_from_pb(message: prefill_pb2.PrefillRequest) -> PrefillReque
         remaining_s=checks.duration_s("remaining_s", message.remaining_s),
         want_logits=message.want_logits,
         priority=message.priority,
-        offered=_sealed_from_pb(message.offered) if message.HasField("offered") else None,
+        offered=sealed_from_pb(message.offered) if message.HasField("offered") else None,
     )
 
 
@@ -78,10 +78,9 @@ def prefill_event_to_pb(event: PrefillEvent, envelope: Envelope) -> prefill_pb2.
     head = envelope_to_pb(envelope)
     match event:
         case Accepted():
-            accepted = prefill_pb2.Accepted(lease_id=event.lease_id, ttl_s=event.ttl_s)
-            return prefill_pb2.PrefillEvent(envelope=head, accepted=accepted)
+            return prefill_pb2.PrefillEvent(envelope=head, accepted=accepted_to_pb(event))
         case PagesSealed():
-            return prefill_pb2.PrefillEvent(envelope=head, sealed=_sealed_to_pb(event))
+            return prefill_pb2.PrefillEvent(envelope=head, sealed=sealed_to_pb(event))
         case PrefillDone():
             return prefill_pb2.PrefillEvent(envelope=head, done=_done_to_pb(event))
 
@@ -89,10 +88,9 @@ def prefill_event_to_pb(event: PrefillEvent, envelope: Envelope) -> prefill_pb2.
 def prefill_event_from_pb(message: prefill_pb2.PrefillEvent) -> PrefillEvent:
     match message.WhichOneof("event"):
         case "accepted":
-            lease_id = LeaseId(checks.name("lease_id", message.accepted.lease_id))
-            return Accepted(lease_id, checks.duration_s("ttl_s", message.accepted.ttl_s))
+            return accepted_from_pb(message.accepted)
         case "sealed":
-            return _sealed_from_pb(message.sealed)
+            return sealed_from_pb(message.sealed)
         case "done":
             return _done_from_pb(message.done)
         case _:
@@ -113,7 +111,16 @@ def lease_reply_to_pb(envelope: Envelope, ttl_s: float) -> prefill_pb2.LeaseRepl
     return prefill_pb2.LeaseReply(envelope=envelope_to_pb(envelope), ttl_s=ttl_s)
 
 
-def _sealed_to_pb(pages: PagesSealed) -> prefill_pb2.PagesSealed:
+def accepted_to_pb(accepted: Accepted) -> prefill_pb2.Accepted:
+    return prefill_pb2.Accepted(lease_id=accepted.lease_id, ttl_s=accepted.ttl_s)
+
+
+def accepted_from_pb(message: prefill_pb2.Accepted) -> Accepted:
+    lease_id = LeaseId(checks.name("lease_id", message.lease_id))
+    return Accepted(lease_id, checks.duration_s("ttl_s", message.ttl_s))
+
+
+def sealed_to_pb(pages: PagesSealed) -> prefill_pb2.PagesSealed:
     return prefill_pb2.PagesSealed(
         first_index=pages.first_index,
         hashes=pages.hashes.raw,
@@ -123,7 +130,7 @@ def _sealed_to_pb(pages: PagesSealed) -> prefill_pb2.PagesSealed:
     )
 
 
-def _sealed_from_pb(message: prefill_pb2.PagesSealed) -> PagesSealed:
+def sealed_from_pb(message: prefill_pb2.PagesSealed) -> PagesSealed:
     hashes = PageHashes(message.hashes)
     count = len(hashes)
     checks.within("hashes", count, 1, checks.MAX_PAGES)
@@ -146,7 +153,7 @@ def _done_to_pb(done: PrefillDone) -> prefill_pb2.PrefillDone:
         first_token=done.first_token,
         first_logprob=done.first_logprob,
         logits_digest=done.logits_digest,
-        tail=None if done.tail is None else _sealed_to_pb(done.tail),
+        tail=None if done.tail is None else sealed_to_pb(done.tail),
         account=prefill_pb2.Account(
             prompt_tokens=account.prompt_tokens,
             recorded_tokens=account.recorded_tokens,
@@ -171,7 +178,7 @@ def _done_from_pb(message: prefill_pb2.PrefillDone) -> PrefillDone:
     account = _account_from_pb(message.account)
     if math.isnan(message.first_logprob):
         raise BoundsError("first_logprob", message.first_logprob, "a number")
-    tail = _sealed_from_pb(message.tail) if message.HasField("tail") else None
+    tail = sealed_from_pb(message.tail) if message.HasField("tail") else None
     if tail is not None and len(tail.hashes) != 1:
         raise BoundsError("tail, bytes of its hash", len(tail.hashes.raw), HASH_BYTES)
     return PrefillDone(
