@@ -14,7 +14,7 @@ from triton.errors import TritonError
 
 ERRORS = (TritonError, RuntimeError, OSError, subprocess.CalledProcessError)
 """What making or starting the kernel raises where there is no compiler for it."""
-_ROWS = 4
+_ROWS = tl.constexpr(4)
 """Pages of one program: few, so that a small batch has many."""
 
 
@@ -22,12 +22,12 @@ def scramble(lanes: torch.Tensor, added: torch.Tensor, key: torch.Tensor, prime:
     """In place: int64 lanes [n, 8], after the blocks of `added` [n, blocks, 8], contiguous."""
     count, blocks, _ = added.shape
     with torch.cuda.device_of(lanes):  # type: ignore[no-untyped-call]
-        _kernel[(triton.cdiv(count, _ROWS),)](lanes, added, key, blocks, count, prime, ROWS=_ROWS)
+        _kernel[(triton.cdiv(count, _ROWS.value),)](lanes, added, key, blocks, count, prime)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(lanes_at, added_at, key_at, blocks, count, prime, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+def _kernel(lanes_at, added_at, key_at, blocks, count, prime):  # type: ignore[no-untyped-def]
+    row = (tl.program_id(0) * _ROWS + tl.arange(0, _ROWS))[:, None].to(tl.int64)
     lane = tl.arange(0, 8)[None, :]
     inside = row < count
     lanes = tl.load(lanes_at + row * 8 + lane, mask=inside)
