@@ -25,7 +25,7 @@ def scramble(lanes: torch.Tensor, added: torch.Tensor, key: torch.Tensor, prime:
         _kernel[(triton.cdiv(count, _ROWS.value),)](lanes, added, key, blocks, count, prime)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _kernel(lanes_at, added_at, key_at, blocks, count, prime):  # type: ignore[no-untyped-def]
     row = (tl.program_id(0) * _ROWS + tl.arange(0, _ROWS))[:, None].to(tl.int64)
     lane = tl.arange(0, 8)[None, :]
