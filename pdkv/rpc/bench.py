@@ -53,6 +53,8 @@ class Preparation:
     """Page ids in random order, of this prompt's pages and those of later ones."""
     digests: bool
     """Pages are digested when they are sealed."""
+    count: int = 1
+    """So many prompts, of seeds one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,10 @@ class BenchServicer(bench_pb2_grpc.BenchServicer):
 
     async def Prepare(self, request: bench_pb2.BenchPreparation, context: Context) -> bench_pb2.BenchReply:
         prompt = _prompt(request.prompt)
-        await self._source.prepare(Preparation(prompt, request.cached, request.scattered, request.digests))
+        checks.within("count of prompts", request.count, 1, checks.MAX_ENTRIES)
+        await self._source.prepare(
+            Preparation(prompt, request.cached, request.scattered, request.digests, request.count)
+        )
         return bench_pb2.BenchReply()
 
     async def Digests(self, request: bench_pb2.BenchPrompt, context: Context) -> bench_pb2.BenchDigests:
@@ -119,6 +124,7 @@ class GrpcBench(Client):
             cached=preparation.cached,
             scattered=preparation.scattered,
             digests=preparation.digests,
+            count=preparation.count,
         )
         await self._told("Prepare", request)
 

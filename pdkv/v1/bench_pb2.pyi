@@ -81,11 +81,14 @@ class BenchPreparation(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     SCATTERED_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     cached: _builtins.bool
     scattered: _builtins.bool
     """Page ids in random order, of this prompt's pages and those of later ones."""
     digests: _builtins.bool
     """Pages are digested when they are sealed."""
+    count: _builtins.int
+    """So many prompts, of seeds one after another."""
     @_builtins.property
     def prompt(self) -> Global___BenchPrompt: ...
     def __init__(
@@ -95,10 +98,11 @@ class BenchPreparation(_message.Message):
         cached: _builtins.bool = ...,
         scattered: _builtins.bool = ...,
         digests: _builtins.bool = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "digests", b"digests", "prompt", b"prompt", "scattered", b"scattered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "count", b"count", "digests", b"digests", "prompt", b"prompt", "scattered", b"scattered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

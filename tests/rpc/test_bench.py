@@ -59,7 +59,7 @@ def test_what_is_asked_arrives_as_it_was_meant() -> None:
     async def body() -> None:
         source = FakeSource()
         async with called(Services(bench=source)) as bench:
-            preparation = Preparation(PROMPT, cached=True, scattered=False, digests=True)
+            preparation = Preparation(PROMPT, cached=True, scattered=False, digests=True, count=3)
             await bench.build(NODE)
             await bench.prepare(preparation)
             found = await bench.digests(PROMPT)

@@ -24,6 +24,10 @@ class Mode(StrEnum):
     """The source seals and announces the prompt chunk by chunk, while earlier chunks are pulled."""
 
 
+SERIES_PAGES = 32
+"""Pulled in one repetition of a small case."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What nodes have to be built for."""
@@ -65,6 +69,12 @@ class Case:
         return int(self.hit * self.pages)
 
     @property
+    def series(self) -> int:
+        """Prompts that a repetition pulls from a source: several one after another where one is soon done."""
+        alone = self.mode is Mode.WARM and not self.hit and self.sources == self.sinks == 1
+        return max(SERIES_PAGES // self.pages, 1) if alone else 1
+
+    @property
     def setup(self) -> Setup:
         return Setup(
             self.source,
@@ -78,12 +88,12 @@ class Case:
 
     @property
     def source_pages(self) -> int:
-        """Of a source's pool: the prompt, a tail a sink, and the write sink."""
-        return self.pages + self.sinks + 1
+        """Of a source's pool: its prompts, a tail a sink, and the write sink."""
+        return self.series * self.pages + self.sinks + 1
 
     @property
     def sink_pages(self) -> int:
-        return self.sources * (self.pages + 1) + 1
+        return self.series * self.sources * (self.pages + 1) + 1
 
     def __str__(self) -> str:
         """What is not as usual."""

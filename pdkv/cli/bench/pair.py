@@ -70,15 +70,18 @@ class Pair:
 
     async def repeat(self, case: Case) -> Sample:
         """Raises what a request raises."""
-        prompts = {address: BenchPrompt(SEED + i, case.pages) for i, address in enumerate(self._sources)}
-        for address, prompt in prompts.items():
-            await self._prepare(address, prompt, case)
+        prompts: list[tuple[str, BenchPrompt]] = []
+        for i, address in enumerate(self._sources):
+            first = BenchPrompt(SEED + i * case.series, case.pages)
+            await self._prepare(address, first, case)
+            prompts += [(address, BenchPrompt(first.seed + k, case.pages)) for k in range(case.series)]
         connect_s = await self._connected(touched=False) if self.setup.cold else []
         wish = Wish(
-            tuple(prompts.items()),
+            tuple(prompts),
             case.hit_pages,
             case.scattered,
             case.digests,
+            in_turn=case.series > 1,
             zeroed=not self.setup.cold,
             damaged_pages=self._nodes.damaged_pages,
         )
@@ -86,7 +89,7 @@ class Pair:
         before_s = await self.source_cpu_s()
         pulled = await asyncio.gather(*(sink.pull(wish) for sink in self._sinks))
         used_s = await self.source_cpu_s() - before_s
-        return Sample(pulled, used_s, await self._wrong(prompts), connect_s)
+        return Sample(pulled, used_s, await self._wrong(prompts), connect_s, case.series > 1)
 
     async def source_cpu_s(self) -> float:
         """Of all sources, since their start."""
@@ -105,7 +108,7 @@ class Pair:
         A cached one is always sealed with its digests: whether they are checked is the sink's to say.
         """
         cached = case.mode is not Mode.STREAMING
-        wanted = Preparation(prompt, cached, case.scattered, digests=cached or case.digests)
+        wanted = Preparation(prompt, cached, case.scattered, cached or case.digests, case.series)
         if not cached or self._prepared.get(address) != wanted:
             await self._sources[address].prepare(wanted)
             self._prepared[address] = wanted
@@ -129,10 +132,10 @@ class Pair:
         )
         return [seconds for opened in self._opened for seconds in opened.connect_s]
 
-    async def _wrong(self, prompts: dict[str, BenchPrompt]) -> int:
+    async def _wrong(self, prompts: Sequence[tuple[str, BenchPrompt]]) -> int:
         """Caches of pages that differ between a source and a sink."""
         wrong = 0
-        for address, prompt in prompts.items():
+        for address, prompt in prompts:
             due, *have = await asyncio.gather(
                 self._sources[address].digests(prompt), *(sink.digests(prompt) for sink in self._sinks)
             )

@@ -55,7 +55,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Pull one prompt from each of some sources at once."""
+    """Pull prompts: one from each of some sources at once, or one after another."""
 
     prompts: tuple[tuple[str, BenchPrompt], ...]
     """Source address, and the prompt that it has or makes."""
@@ -63,6 +63,7 @@ class Wish:
     """Of each prompt, that are here already."""
     scattered: bool = False
     digests: bool = True
+    in_turn: bool = False
     zeroed: bool = True
     """False only for memory that was never written to."""
     damaged_pages: int = 0
@@ -76,13 +77,16 @@ class Pulled:
     began_s: float
     """The first request was asked of its source."""
     committed_s: float
-    """The last full page was proved and in the tree; with nothing to pull, the request was admitted."""
+    """The last full page was proved and in the tree; with nothing to pull, the request was admitted. Of requests in
+    turn, as if nothing had been between one and the next."""
     admitted_s: float
     """The last request could have been answered: tail page and account, too."""
     each_s: tuple[float, ...]
-    """A source each: from asked to committed."""
+    """A prompt each: from asked to committed."""
+    stages_s: dict[str, float]
+    """Medians of the prompts: from asked to the first time that each stage was reached."""
     pages: int
-    """Full pages that were pulled; beside them, a tail page a source."""
+    """Full pages that were pulled; beside them, a tail page a prompt."""
     hit_pages: int
     shipped: Shipment
     """Sums of what the node itself accounts for, tails included."""

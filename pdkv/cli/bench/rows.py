@@ -36,6 +36,8 @@ class Sample:
     """Caches of pages whose bytes are not the source's."""
     connect_s: Sequence[float] = ()
     """Of a cold pull, a connection each."""
+    series: bool = False
+    """Prompts came one after another."""
     ceiling_gb_per_s: float | None = None
     """Of the raw reading that it took turns with; None: there was none."""
 
@@ -43,6 +45,12 @@ class Sample:
     def seconds(self) -> float:
         """From the first request to the last page that is in its tree."""
         return max(p.committed_s for p in self.pulled) - min(p.began_s for p in self.pulled)
+
+    @property
+    def latencies_s(self) -> Sequence[float]:
+        """Of prompts that were pulled one after another, each; of those at once, until the last."""
+        alone = len(self.pulled) == 1
+        return self.pulled[0].each_s if alone and self.series else (self.seconds,)
 
     @property
     def pages(self) -> int:
@@ -95,9 +103,9 @@ class Row:
     def facts(self) -> dict[str, Any]:
         """Flat, plain values, in the order of columns."""
         case, pulls = self.case, [p for sample in self.samples for p in sample.pulled]
-        latency_ms = [1e3 * sample.seconds for sample in self.samples]
+        latency_ms = [1e3 * s for sample in self.samples for s in sample.latencies_s]
         moved_gb = sum(sample.pages for sample in self.samples) * self.page_bytes / 1e9
-        page_moves = pulls[-1].pages if pulls else 0
+        last, each = pulls[-1] if pulls else None, case.series
         return {
             "case": str(case),
             **{name: value for name, value in asdict(case).items() if name != "mode"},
@@ -108,17 +116,18 @@ class Row:
             "of_ceiling": self.of_ceiling(),
             "of_link": self.of_link(),
             **{f"latency_p{p}_ms": _percentile(latency_ms, p) for p in PERCENTILES},
-            "admitted_p50_ms": _percentile([1e3 * (p.admitted_s - p.began_s) for p in pulls], 50),
+            **self._stages_ms(pulls),
+            "admitted_p50_ms": _percentile([1e3 * (p.admitted_s - p.began_s) / each for p in pulls], 50),
             "connect_p50_ms": _percentile([1e3 * s for sample in self.samples for s in sample.connect_s], 50),
-            "post_p50_ms": _percentile([1e3 * p.post_s for p in pulls], 50),
-            "descriptors_before": pulls[-1].descriptors_before if pulls else None,
-            "descriptors_after": pulls[-1].shipped.descriptors if pulls else None,
-            "pages_pulled": page_moves,
-            "pages_hit": pulls[-1].hit_pages if pulls else None,
-            "bytes_main": page_moves * self.main_bytes,
-            "bytes_index": page_moves * self.index_bytes,
-            "bytes_backend": pulls[-1].shipped.bytes_backend if pulls else None,
-            "digests_verified": pulls[-1].shipped.digests_verified if pulls else None,
+            "post_p50_ms": _percentile([1e3 * p.post_s / each for p in pulls], 50),
+            "descriptors_before": last and last.descriptors_before // each,
+            "descriptors_after": last and last.shipped.descriptors // each,
+            "pages_pulled": last and last.pages // each,
+            "pages_hit": last and last.hit_pages // each,
+            "bytes_main": last and last.pages * self.main_bytes // each,
+            "bytes_index": last and last.pages * self.index_bytes // each,
+            "bytes_backend": last and last.shipped.bytes_backend // each,
+            "digests_verified": last and last.shipped.digests_verified // each,
             "source_cpu_s_per_gb": sum(s.source_cpu_s for s in self.samples) / moved_gb if moved_gb else None,
             "sink_cpu_s_per_gb": sum(p.cpu_s for p in pulls) / moved_gb if moved_gb else None,
             "slowest_of_fastest": self._unfairness(),
@@ -126,6 +135,12 @@ class Row:
             "failure": self.failure,
             **{f"{name}_gb_per_s": rate for name, rate in self.baselines.items()},
         }
+
+    def _stages_ms(self, pulls: Sequence[Pulled]) -> dict[str, Any]:
+        """Medians of the way to the first pages."""
+        names = ("accepted", "reading", "arrived")
+        times = {name: [1e3 * p.stages_s[name] for p in pulls if name in p.stages_s] for name in names}
+        return {f"first_{name}_p50_ms": _percentile(found, 50) for name, found in times.items()}
 
     @property
     def page_bytes(self) -> int:

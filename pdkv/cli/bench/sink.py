@@ -7,7 +7,9 @@ that it may write to was zeroed before, outside of what is timed, so that no byt
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -65,13 +67,38 @@ class MeteredTransfer:
 
 @dataclass
 class _Times:
-    """When each request reached its stages."""
+    """When each request reached its stages, for the first and for the last time."""
 
-    at: dict[tuple[RequestId, Stage], float] = field(default_factory=dict)
+    first: dict[tuple[RequestId, Stage], float] = field(default_factory=dict)
+    last: dict[tuple[RequestId, Stage], float] = field(default_factory=dict)
 
     def __call__(self, stage: Stage, request: RequestId) -> None:
-        """The last time counts."""
-        self.at[request, stage] = time.monotonic()
+        now_s = time.monotonic()
+        self.first.setdefault((request, stage), now_s)
+        self.last[request, stage] = now_s
+
+    def clear(self) -> None:
+        self.first.clear()
+        self.last.clear()
+
+    def asked(self, request: RequestId) -> float:
+        return self.first[request, Stage.ASKED]
+
+    def committed(self, request: RequestId) -> float:
+        """Admitted, if there was nothing to commit."""
+        return self.last.get((request, Stage.COMMITTED), self.admitted(request))
+
+    def admitted(self, request: RequestId) -> float:
+        return self.last[request, Stage.ADMITTED]
+
+    def stages_s(self, requests: Sequence[RequestId]) -> dict[str, float]:
+        """Medians, from asked to the first time of each stage on the way to the first pages."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for request in requests:
+            for stage in (Stage.ACCEPTED, Stage.READING, Stage.ARRIVED, Stage.PREFILLED, Stage.ADMITTED):
+                if (request, stage) in self.first:
+                    found[stage.name.lower()].append(self.first[request, stage] - self.asked(request))
+        return {name: statistics.median(times) for name, times in found.items()}
 
 
 class Sink:
@@ -135,7 +162,8 @@ class _Open:
         # All of its pages may be of one source.
         settings = DecodeSettings(addresses, read_deadline_s=PULL_S, peer_pages_share=1.0)
         self.node = DecodeNode(self.parts, self._directory, settings)
-        self._beside = [begin(self.node.keeper.run()), begin(self.node.links.redial.run())]
+        runs = (self.node.watch_leases, self.node.keeper.run, self.node.links.redial.run)
+        self._beside = [begin(run()) for run in runs]
         self._zeroed = np.zeros(parts.pool.num_pages, np.bool_)
         self._plans: dict[BenchPrompt, Prompt] = {}
 
@@ -192,24 +220,25 @@ class _Open:
         self.parts.pool.close()
 
     async def _pull(self, wish: Wish) -> Pulled:
-        """All prompts at once; returns when their leases are released."""
-        self.times.at.clear()
+        """Returns when all leases are released."""
+        self.times.clear()
         self.meter.reads.clear()
         requests = [self._request(address, prompt) for address, prompt in wish.prompts]
-        done = await asyncio.gather(*map(self._ask, requests))
-        if self.node.farewells:
-            await asyncio.wait(set(self.node.farewells))
-        at = self.times.at
-        ids = [request.request_id for request in requests]
-        began = [at[i, Stage.ASKED] for i in ids]
-        ended = [at.get((i, Stage.COMMITTED), at[i, Stage.ADMITTED]) for i in ids]
+        if wish.in_turn:
+            done = [await self._answered(request) for request in requests]
+        else:
+            done = await asyncio.gather(*map(self._answered, requests))
+        times, ids = self.times, [request.request_id for request in requests]
+        began_s = min(map(times.asked, ids))
+        each_s, whole_s = (tuple(end(i) - times.asked(i) for i in ids) for end in (times.committed, times.admitted))
         order = max((order for order, _ in self.meter.reads), key=len)
         shipments = [each.shipment for each in done]
         return Pulled(
-            began_s=min(began),
-            committed_s=max(ended),
-            admitted_s=max(at[i, Stage.ADMITTED] for i in ids),
-            each_s=tuple(end - begin for begin, end in zip(began, ended, strict=True)),
+            began_s=began_s,
+            committed_s=began_s + sum(each_s) if wish.in_turn else max(map(times.committed, ids)),
+            admitted_s=began_s + sum(whole_s) if wish.in_turn else max(map(times.admitted, ids)),
+            each_s=each_s,
+            stages_s=times.stages_s(ids),
             pages=sum(s.pages_shipped - 1 for s in shipments),
             hit_pages=sum(s.pages_hit for s in shipments),
             shipped=_sum(shipments),
@@ -220,12 +249,13 @@ class _Open:
             remote=order.remote.array,
         )
 
-    async def _ask(self, request: GenerateRequest) -> GenerateDone:
+    async def _answered(self, request: GenerateRequest) -> GenerateDone:
+        """With its lease released, so that it has left nothing that goes on."""
         async with aclosing(self.node.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, GenerateDone):
-                    return event
-        raise IntegrityError("a request without an end", request=request.request_id)
+            done = [event async for event in events if isinstance(event, GenerateDone)]
+        if self.node.farewells:
+            await asyncio.wait(set(self.node.farewells))
+        return done[0]
 
     def _request(self, address: str, prompt: BenchPrompt) -> GenerateRequest:
         return GenerateRequest(

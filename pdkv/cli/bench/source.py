@@ -157,9 +157,13 @@ class _Built:
         forget(parts.manager)
         self._allocator.scattered = preparation.scattered
         switch_digests(parts.verifier, on=preparation.digests)
-        if not preparation.cached:
-            return
-        prompt = self._planned(preparation.prompt)
+        if preparation.cached:
+            first = preparation.prompt
+            for seed in range(first.seed, first.seed + preparation.count):
+                await self._cache(BenchPrompt(seed, first.pages))
+
+    async def _cache(self, wanted: BenchPrompt) -> None:
+        parts, prompt = self.parts, self._planned(wanted)
         manager = parts.manager
         reservation = manager.reserve(prompt.hashes, prompt.pages, max_hit_pages=prompt.prefill_hit_pages)
         try:

@@ -63,6 +63,23 @@ def test_pools_hold_prompts_tails_and_the_sink() -> None:
     assert (case.source_pages, case.sink_pages, case.hit_pages) == (10 + 2 + 1, 3 * 11 + 1, 5)
 
 
+@pytest.mark.parametrize(
+    ("case", "prompts"),
+    [
+        (Case(1), 32),
+        (Case(5), 6),
+        (Case(33), 1),
+        (Case(1, Mode.STREAMING), 1),
+        (Case(1, hit=0.5), 1),
+        (Case(1, sinks=2), 1),
+    ],
+)
+def test_a_small_case_pulls_several_prompts_one_after_another(case: Case, prompts: int) -> None:
+    assert case.series == prompts
+    assert case.source_pages == prompts * case.pages + case.sinks + 1
+    assert case.sink_pages == prompts * (case.pages + 1) + 1
+
+
 def test_what_does_not_fit_is_left_out_and_told() -> None:
     fitted = fit([Case(10), Case(100), Case(40, sources=2)], page_bytes=1000, memory_bytes=83_000)
     assert fitted.cases == [Case(10), Case(40, sources=2)]

@@ -40,13 +40,14 @@ def test_every_byte_is_right_each_time(case: Case) -> None:
             sample = await pair.repeat(case)
             (pulled,) = sample.pulled
             assert sample.wrong == 0
-            assert sample.pages == pulled.pages == 6 - case.hit_pages
+            assert sample.pages == pulled.pages == case.series * (6 - case.hit_pages)
+            assert len(pulled.each_s) == case.series
             assert sample.seconds > 0
             assert sample.source_cpu_s > 0
             assert bool(sample.connect_s) == (case.mode is Mode.COLD)
             chunks = 3 if case.mode is Mode.STREAMING else 1
             assert len(pulled.local) == (6 - case.hit_pages) / chunks
-            assert pulled.shipped.digests_verified == (pulled.pages + 1 if case.digests else 0)
+            assert pulled.shipped.digests_verified == (pulled.pages + case.series if case.digests else 0)
         assert pair.lane not in ("", "unknown")
         await pair.close()
 
@@ -60,7 +61,7 @@ def test_layers_apart_are_descriptors_apart() -> None:
         pair = await paired(stand, case)
         (pulled,) = (await pair.repeat(case)).pulled
         segments = len(NODES.fmt.segments)
-        assert pulled.descriptors_before == 7 * segments > 7
+        assert pulled.descriptors_before == case.series * 7 * segments
 
     play(scenario)
 

@@ -16,8 +16,8 @@ from pdkv.cli.bench.rows import Plot, Row, Sample, baseline_table, table, write_
 from pdkv.errors import ConfigError, MissingDependency
 from pdkv.node.messages import Shipment
 
-MAIN, INDEX = 900_000, 100_000
-PAGES = 10
+MAIN, INDEX = 225_000, 25_000
+PAGES = 40
 
 
 def pulled(began_s: float, committed_s: float, *, pages: int = PAGES, each_s: tuple[float, ...] = ()) -> Pulled:
@@ -28,6 +28,7 @@ def pulled(began_s: float, committed_s: float, *, pages: int = PAGES, each_s: tu
         committed_s=committed_s,
         admitted_s=committed_s + 0.001,
         each_s=each_s or (committed_s - began_s,),
+        stages_s={"accepted": 0.001},
         pages=pages,
         hit_pages=0,
         shipped=shipped,
@@ -40,7 +41,7 @@ def pulled(began_s: float, committed_s: float, *, pages: int = PAGES, each_s: tu
 
 
 def sample(ms: float, ceiling: float | None = 2.0, wrong: int = 0) -> Sample:
-    return Sample([pulled(100.0, 100.0 + ms / 1e3)], 0.001, wrong, (), ceiling)
+    return Sample([pulled(100.0, 100.0 + ms / 1e3)], 0.001, wrong, ceiling_gb_per_s=ceiling)
 
 
 def row(*samples: Sample, pages: int = PAGES) -> Row:
@@ -54,7 +55,7 @@ def test_figures_are_medians_and_measured_values() -> None:
     assert [round(facts[f"latency_p{p}_ms"], 6) for p in (50, 90, 99)] == [20, 40, 40]
     assert facts["admitted_p50_ms"] == pytest.approx(21)
     assert (facts["bytes_main"], facts["bytes_index"]) == (PAGES * MAIN, PAGES * INDEX)
-    assert (facts["descriptors_before"], facts["descriptors_after"]) == (33, 11)
+    assert (facts["descriptors_before"], facts["descriptors_after"]) == (123, 41)
     assert facts["source_cpu_s_per_gb"] == pytest.approx(0.1)
     assert facts["sink_cpu_s_per_gb"] == pytest.approx(0.4)
     assert facts["wrong"] == 0
@@ -79,8 +80,18 @@ def test_pulls_at_once_take_from_the_first_to_the_last() -> None:
     both = Sample([pulled(1.0, 1.01), pulled(1.005, 1.03, each_s=(0.025, 0.01))], 0.0, 0)
     facts = row(both).facts()
     assert facts["latency_p50_ms"] == pytest.approx(30)
-    assert facts["gb_per_s"] == pytest.approx(2 * PAGES * 1e6 / 0.03 / 1e9)
+    assert facts["gb_per_s"] == pytest.approx(2 * PAGES * 0.25e6 / 0.03 / 1e9)
     assert facts["slowest_of_fastest"] == pytest.approx(2.5)
+
+
+def test_of_prompts_one_after_another_each_counts() -> None:
+    """Eight of four pages in 16 ms of their own: 2 ms each."""
+    series = Sample([pulled(1.0, 1.016, pages=32, each_s=(0.001,) * 7 + (0.009,))], 0.0, 0, series=True)
+    facts = row(series, pages=4).facts()
+    assert (facts["latency_p50_ms"], facts["latency_p99_ms"]) == pytest.approx((1, 9))
+    assert facts["gb_per_s"] == pytest.approx(32 * 0.25e6 / 0.016 / 1e9)
+    assert (facts["pages_pulled"], facts["bytes_main"]) == (4, 4 * MAIN)
+    assert facts["admitted_p50_ms"] == pytest.approx(17 / 8)
 
 
 def test_a_link_that_is_known_is_a_share() -> None:
@@ -94,15 +105,15 @@ def test_a_link_that_is_known_is_a_share() -> None:
 @pytest.mark.parametrize("bad", [row(sample(10), sample(10, wrong=2)), row()])
 def test_wrong_bytes_make_a_row_wrong(bad: Row) -> None:
     if not bad.samples:
-        bad.failure = "DigestMismatch: bytes of 1 of 10 pages"
+        bad.failure = "DigestMismatch: bytes of 1 of 40 pages"
     assert bad.facts()["wrong"] == bad.wrong > 0
     assert f"{bad.wrong} WRONG" in shown(table([bad]))
 
 
 def test_a_table_has_a_line_a_row() -> None:
     text = shown(table([row(sample(10)), row(sample(20))]))
-    assert text.count("10 pages") == 2
-    assert "33 > 11" in text
+    assert text.count("40 pages") == 2
+    assert "123 > 41" in text
     assert text.count("right") == 2
 
 
