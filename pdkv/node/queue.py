@@ -121,6 +121,12 @@ class AdmissionQueue:
         """Requests that have started and wait for pages."""
         return len(self._growing)
 
+    def claims(self) -> dict[str, int]:
+        """Pages of those who have started: claimed, and held by now; and how many of them wait for more (growing)."""
+        started = self._manager.reservations.values()
+        claimed, held = sum(each.total_pages for each in started), sum(len(each.sequence) for each in started)
+        return {"claimed": claimed, "held": held, "growing": self.growing}
+
     def require_possible(self, ask: Ask) -> None:
         """Raises `NeverFits` for what is larger than the whole pool."""
         usable = self._manager.pool.num_pages - 1

@@ -373,6 +373,26 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ClaimsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -394,6 +414,7 @@ class NodeStatus(_message.Message):
     BORROWED_PAGES_FIELD_NUMBER: _builtins.int
     BORROW_FAILURES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -446,6 +467,10 @@ class NodeStatus(_message.Message):
     def memory(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What became of the pool's memory: kind, huge pages, numa, committed, registered."""
 
+    @_builtins.property
+    def claims(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of a decode node's requests: pages claimed and held, and how many have started and wait for pages (growing)."""
+
     def __init__(
         self,
         *,
@@ -470,10 +495,11 @@ class NodeStatus(_message.Message):
         borrowed_pages: _builtins.int = ...,
         borrow_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         memory: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        claims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from pdkv.node.preemption import PreemptPolicy
 from pdkv.node.stages import Stage
 from tests.node.grouped import Scene
 from tests.node.grouped import run as run_group
-from tests.node.scene import alone, answers, gated, recovered, request, run, turns, until
+from tests.node.scene import alone, answers, gated, recovered, request, run, until
 from tests.node.toy import Pair, make_pair
 from tests.node.trio import HASTY, Trio, ended, fallible, play, saved
 
@@ -98,11 +98,12 @@ def test_announced_pages_wait_for_room_and_then_come() -> None:
         other = taken(pair.decode, left=3)
         asking = asyncio.create_task(answers(pair.decode.generate(request(300))))
         await until(lambda: pair.decode.queue.growing)
-        await turns()
         (made,) = (r for r in pair.decode.parts.manager.reservations.values() if r is not other)
+        await until(lambda: made.committed)
         assert (made.committed, made.rest) == (2, 3)
         assert not asking.done()
-        assert pair.decode.status().requests == 1
+        claims = pair.decode.status().claims
+        assert claims == {"claimed": 8 + 5, "held": 8 + 2, "growing": 1}
         pair.decode.parts.manager.end(other)
         assert tuple((await asking)[0]) == alone(pair, request(300))
         await recovered(pair)

@@ -77,6 +77,7 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         borrowed_pages=7,
         borrow_failures={"StalePages": 1},
         memory={"huge pages": "granted on touch"},
+        claims={"claimed": 12, "held": 5, "growing": 1},
     )
 
 

@@ -124,6 +124,7 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         borrowed_pages=status.borrowed_pages,
         borrow_failures=status.borrow_failures,
         memory={key: checks.cut(words) for key, words in status.memory.items()},
+        claims=status.claims,
     )
 
 
@@ -134,6 +135,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
     checks.bounded("workspace", message.workspace)
     checks.bounded("held_leases", message.held_leases)
     checks.bounded("borrow_failures", message.borrow_failures)
+    checks.bounded("claims", message.claims)
     return NodeStatus(
         name=peer_from_pb(message.name),
         role=checks.name("role", message.role),
@@ -156,6 +158,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         borrowed_pages=message.borrowed_pages,
         borrow_failures={checks.name("borrow_failures", k): n for k, n in message.borrow_failures.items()},
         memory=_texts("memory", message.memory),
+        claims={checks.name("claims", key): count for key, count in message.claims.items()},
     )
 
 
