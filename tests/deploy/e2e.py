@@ -2,8 +2,9 @@
 
     KUBECONFIG=… python -m tests.deploy.e2e [--overlay FOLDER] [--keep]
 
-Guarantees: what could not run says SKIP and why, on a line of its own; what is wrong ends it with exit code 1; the
-namespace is gone afterwards unless it is to be kept. An `--overlay` of yours on top of cpu-demo may name another image.
+Guarantees: what could not run says SKIP and why, on a line of its own; what is wrong ends it with exit code 1; a
+namespace that was there before is left alone, its own is gone afterwards unless it is to be kept. An `--overlay` of
+yours on top of cpu-demo may name another image.
 """
 
 from __future__ import annotations
@@ -159,6 +160,12 @@ def main() -> int:
         skipped("deploy-test", "KUBECONFIG isn't set: there is no API server to apply to; nothing was deployed")
         return 0
     said("server", kubectl("version").splitlines()[-1])
+    if kubectl("get", "namespace", NAMESPACE, "--ignore-not-found", "-o", "name"):
+        print(
+            f"deploy-test can't run here: there is a namespace {NAMESPACE} already, and it would be deleted",
+            file=sys.stderr,
+        )
+        return 2
     try:
         is_taken_by_the_server()
         does_what_the_pages_say(options.overlay.resolve())
