@@ -239,7 +239,7 @@ class _Rates:
 
     def ratio(self, name: str, other: str) -> float:
         """Median of the turns' ratios; NaN if one of them was never measured."""
-        turns = list(zip(self._turns[name], self._turns[other], strict=False))
+        turns = list(zip(self._turns.get(name, ()), self._turns.get(other, ()), strict=False))
         return statistics.median(a[0] / b[0] for a, b in turns) if turns else math.nan
 
     def table(self, *, against: str) -> list[dict[str, Any]]:
