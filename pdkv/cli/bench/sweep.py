@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from pdkv.cli.bench.cases import Case, by_setup
 from pdkv.cli.bench.pair import Nodes, Pair
 from pdkv.cli.bench.pulls import Pulled
@@ -20,8 +22,12 @@ from pdkv.cli.bench.rows import Row
 from pdkv.cli.bench.workers import SinkProcess
 from pdkv.cli.bench.yardsticks import Absent, Kind, Pages, Yardsticks, YardstickSettings, pieces
 from pdkv.errors import DigestMismatch, RemoteError
+from pdkv.geometry.page_layout import PlacementKind
+from pdkv.ids import Int32Array
 from pdkv.rpc.bench import GrpcBench
-from pdkv.transfer.descriptors import Piece
+
+RAW_BYTES = 2 << 30
+"""Most of a raw pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,10 @@ class Sweep:
 
     async def run(self, cases: Sequence[Case]) -> None:
         """Raises what building, connecting and pulling raise, but for bytes that were refused."""
-        pages = max(max(case.source_pages, case.sink_pages) for case in cases)
         with ExitStack() as held:
             raw = None
             if self.settings.ceiling or self.settings.baselines:
-                raw = self._raw(pieces(self.settings.nodes.fmt, pages), pages)
+                raw = self._raw("page_major", "page_major", self._raw_pages(cases))
                 await asyncio.to_thread(held.enter_context, raw)
             for setup, those in by_setup(list(cases)):
                 pair = Pair(self.settings.nodes, setup, self.sources, self.sinks)
@@ -99,11 +104,17 @@ class Sweep:
 
     # --- what it is compared with -------------------------------------------------------------------------------------
 
-    def _raw(self, moved: tuple[Piece, ...], pages: int) -> Yardsticks:
+    def _raw(self, source: PlacementKind, sink: PlacementKind, pages: int) -> Yardsticks:
         settings = self.settings
+        moved = pieces(settings.nodes.fmt, pages, sink, source)
         return Yardsticks(
             YardstickSettings(moved, pages, ucx_tls=settings.nodes.ucx_tls, source_at=settings.raw_source)
         )
+
+    def _raw_pages(self, cases: Sequence[Case]) -> int:
+        """Of a raw pool: all that a pull may name, or so many that more would tell nothing new."""
+        most = max(RAW_BYTES // self.settings.nodes.fmt.page_bytes, 1)
+        return min(most, max(max(case.source_pages, case.sink_pages) for case in cases))
 
     async def _of_these_placements(
         self, pair: Pair, cases: Sequence[Case], raw: Yardsticks | None, held: ExitStack
@@ -111,33 +122,32 @@ class Sweep:
         """On another host there is only the raw source that was started there."""
         if raw is None or not self.settings.baselines:
             return None
-        fmt, setup = self.settings.nodes.fmt, pair.setup
-        if pieces(fmt, raw.settings.num_pages, setup.sink, setup.source) == raw.settings.pieces:
+        setup = pair.setup
+        if setup.source == setup.sink == "page_major":
             return raw
         if self.settings.raw_source:
             return None
-        pages = max(max(case.source_pages, case.sink_pages) for case in cases)
-        same = self._raw(pieces(fmt, pages, setup.sink, setup.source), pages)
+        same = self._raw(setup.source, setup.sink, self._raw_pages(cases))
         await asyncio.to_thread(held.enter_context, same)
         return same
 
     async def _ceiling(self, raw: Yardsticks | None, largest: Case) -> float | None:
-        """GB/s of one descriptor as long as the longest pull."""
+        """GB/s of one descriptor as long as the longest pull, or a whole raw pool."""
         if raw is None or not self.settings.ceiling:
             return None
-        every = Pages.of(range(largest.pages), range(largest.pages))
-        reading = await asyncio.to_thread(raw.measure, Kind.NIXL_LARGEST, every)
+        every = range(min(largest.pages, raw.settings.num_pages))
+        reading = await asyncio.to_thread(raw.measure, Kind.NIXL_LARGEST, Pages.of(every, every))
         if isinstance(reading, Absent):
             self.absent[reading.kind] = reading.reason
             return None
         return reading.gb_per_s
 
     async def _others(self, raw: Yardsticks | None, pulled: Pulled) -> dict[Kind, float]:
-        """GB/s of the same pages by other means."""
+        """GB/s of the same pages by other means; of as many of them as raw pools hold."""
         found: dict[Kind, float] = {}
         if raw is None:
             return found
-        ids = Pages.of(pulled.local, pulled.remote)
+        ids = Pages.of(*(_within(column, raw.settings.num_pages) for column in (pulled.local, pulled.remote)))
         for kind in self.settings.baselines:
             if kind in self.absent:
                 continue
@@ -147,3 +157,12 @@ class Sweep:
             else:
                 found[kind] = reading.gb_per_s
         return found
+
+
+def _within(ids: Int32Array, pages: int) -> Int32Array:
+    """Page ids in the same order, all below `pages`: of the first ones, as many as that, by rank if they are higher."""
+    some = ids[:pages]
+    if int(some.max()) < pages:
+        return some
+    ranks: Int32Array = np.argsort(np.argsort(some)).astype(np.int32)
+    return ranks

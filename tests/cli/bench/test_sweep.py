@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from pdkv.cli.bench import sweep as module
@@ -122,3 +123,18 @@ def test_any_other_failure_ends_the_sweep() -> None:
 
     with pytest.raises(RemoteError, match="PeerLost"):
         swept([BASE], failing)
+
+
+def test_pages_of_a_pull_are_found_again_in_a_smaller_raw_pool() -> None:
+    ids = np.array([90, 3, 40, 7, 8], np.int32)
+    assert module._within(ids, 100).tolist() == ids.tolist()
+    assert module._within(ids, 50).tolist() == [4, 0, 3, 1, 2]
+    assert module._within(ids, 2).tolist() == [1, 0]
+
+
+def test_raw_pools_are_no_larger_than_they_need_to_be(raw: type[Raw], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RAW_BYTES", 3 * Nodes("tiny").fmt.page_bytes)
+    sweep = swept([BASE], baselines=(Kind.MEMCPY,), repetitions=1)
+    assert [each.settings.num_pages for each in raw.made] == [3]
+    assert [(kind, len(pages.local)) for kind, pages in raw.asked] == [(Kind.NIXL_LARGEST, 3), (Kind.MEMCPY, 3)]
+    assert sweep.rows[0].wrong == 0
