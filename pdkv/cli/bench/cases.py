@@ -98,14 +98,14 @@ class Case:
     def __str__(self) -> str:
         """What is not as usual."""
         usual = Case(self.pages)
-        words = [f"{self.pages:,} pages"]
+        words = [_counted(self.pages)]
         words += [self.mode.value] if self.mode is not usual.mode else []
         words += [f"chunks of {self.chunk_pages}"] if self.mode is Mode.STREAMING else []
         words += [] if self.scattered else ["contiguous"]
         if (self.source, self.sink) != (usual.source, usual.sink):
             words.append(f"{self.source} to {self.sink}" if self.source != self.sink else f"both {self.source}")
         words += [] if self.digests else ["no digests"]
-        words += [f"{self.read_pages} pages a READ"] if self.read_pages else []
+        words += [f"READs of {_counted(self.read_pages)}"] if self.read_pages else []
         words += [f"{self.sources} to {self.sinks}"] if (self.sources, self.sinks) != (1, 1) else []
         words += [f"{self.hit:.0%} hit"] if self.hit else []
         return ", ".join(words)
@@ -197,6 +197,10 @@ def by_setup(cases: list[Case]) -> Iterator[tuple[Setup, list[Case]]]:
     """In the order in which setups come first."""
     for setup in dict.fromkeys(case.setup for case in cases):
         yield setup, [case for case in cases if case.setup == setup]
+
+
+def _counted(pages: int) -> str:
+    return f"{pages:,} page{'' if pages == 1 else 's'}"
 
 
 def _of(values: dict[str, Any], name: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_a_case_says_what_is_not_as_usual() -> None:
     assert str(Case(1024)) == "1,024 pages"
     case = Case(2, Mode.STREAMING, False, "layer_major", "layer_major", False, 4, 1, 3, 2, 0.25)
     assert str(case) == (
-        "2 pages, streaming, chunks of 4, contiguous, both layer_major, no digests, 1 pages a READ, 3 to 2, 25% hit"
+        "2 pages, streaming, chunks of 4, contiguous, both layer_major, no digests, READs of 1 page, 3 to 2, 25% hit"
     )
 
 
