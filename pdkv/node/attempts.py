@@ -133,8 +133,7 @@ class Attempts:
         source = await means.borrowing.find(wanted, have, means.links.met(self._sources[0]))
         if source is not None:
             reservation = await self._reserve(replace(self._ask, peer=source.address))
-            reach, farewell = self._reach_page, means.say_farewell
-            self.borrowed = await means.borrowing.borrow(wanted, reservation, source, reach, farewell)
+            self.borrowed = await means.borrowing.borrow(wanted, reservation, source, self._room, means.say_farewell)
 
     async def _from_prefill(self) -> Brought | PdkvError:
         """The prompt; or how the last node that took it on failed, or else why the last one refused it."""
@@ -240,6 +239,11 @@ class Attempts:
             self._first_hit = len(made.hit)
         self._wanted.at(Stage.RESERVED)
         return made
+
+    def _room(self, pages: int) -> int:
+        """Of so many of the prompt's, those that it has or can have at once."""
+        self._means.queue.take(self.reserved, pages)
+        return len(self.reserved.sequence)
 
     async def _reach_page(self, pages: int) -> None:
         """Until it has so many of the prompt's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,6 @@ PIECE_PAGES = 64
 """Of one read: its pages are verified and committed while the next ones arrive, and kept if those don't."""
 OF_THIS_NODE = (ConfigError, IntegrityError, ReservationDead)
 """Raised here, they say that nothing else would help."""
-Reach = Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,8 @@ class Borrower:
         self.failures: Counter[str] = Counter()
         """By kind of error."""
 
-    async def read(self, lent: Lent, due: Due, reservation: Reservation, reach: Reach | None = None) -> int:
-        """Bring the pages after those that `reservation` has committed; `reach` as `Intake` takes it.
+    async def read(self, lent: Lent, due: Due, reservation: Reservation) -> int:
+        """Bring the pages after those that `reservation` has committed, into places that it has.
 
         Returns how many came. Raises only what is this node's own.
         """
@@ -71,7 +70,7 @@ class Borrower:
         try:
             peer = self._peers.intro(lent.peer)
             async with deadline(lent.limit_s, f"reading what {lent.peer} lends"), together() as group:
-                intake = Intake(self._parts, peer, due, reservation, group, lent.limit_s, reach=reach)
+                intake = Intake(self._parts, peer, due, reservation, group, lent.limit_s)
                 for piece in pieces(lent.pages, first, lent.stop):
                     intake.announce(piece)
                 await intake.finish()

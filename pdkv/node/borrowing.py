@@ -2,20 +2,21 @@
 
 Guarantees: a source is asked only while it is known to be there, for `locate_s` at most, and all at once; what none of
 them answers in time costs nothing else. Pages are borrowed only where that brings more of the prompt than this node has
-and than the prefill node has that it turns to; a loan is over before its lease ends, so nothing renews it.
+and than the prefill node has that it turns to; a loan is over before its lease ends, so nothing renews it; while one
+lasts nobody waits for pages of this node, or two that lend to each other could wait for each other's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdkv.errors import PdkvError
 from pdkv.ids import PageHashes
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
-from pdkv.node.borrower import Borrower, Lent, Reach
+from pdkv.node.borrower import Borrower, Lent
 from pdkv.node.flow import begin, deadline
 from pdkv.node.intake import Wanted
 from pdkv.node.links import LinkTo, SourceLinks
@@ -29,6 +30,8 @@ from pdkv.node.stages import Stage
 RELEASE_S = 5.0
 """Longest wait for a source to hear that its pages may go; after that, the lease expires by itself."""
 Farewell = Callable[[Coroutine[None, None, None]], None]
+Room = Callable[[int], int]
+"""Takes pages for so many of the sequence, if that may be now; says how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,11 @@ class Borrowing:
         wanted: Wanted,
         reservation: Reservation,
         source: LinkTo[SourcePeer],
-        reach: Reach,
+        room: Room,
         say_farewell: Farewell,
     ) -> int:
-        """Bring what the source lends beyond what `reservation` has; returns how many pages came."""
+        """Bring what the source lends beyond what `reservation` has committed, as far as it has `room` by now; returns
+        how many pages came."""
         prompt, first = wanted.prompt, reservation.committed
         limit_s = min(self._limits.borrow_s, wanted.until_s - asyncio.get_running_loop().time())
         envelope = self._parts.envelope(source.intro.name)
@@ -89,7 +93,7 @@ class Borrowing:
         try:
             wanted.at(Stage.LENT)
             lent = self._lent(loan, source, prompt, limit_s)
-            return await self.borrower.read(lent, wanted, reservation, reach)
+            return await self.borrower.read(replace(lent, stop=min(lent.stop, room(lent.stop))), wanted, reservation)
         finally:
             say_farewell(self._release(source, LeaseCall(envelope, loan.lease.lease_id)))
 

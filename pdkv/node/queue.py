@@ -171,14 +171,18 @@ class AdmissionQueue:
             return waiting.granted.result()
         return await self.admit(ask, again=True)
 
+    def take(self, reservation: Reservation, pages: int) -> None:
+        """Have so many pages of its sequence if that may be now, and nobody who has started waits for some."""
+        more = pages - len(reservation.sequence)
+        if more > 0 and not self._growing:
+            self._given(reservation, more)
+
     async def reach(self, reservation: Reservation, pages: int, *, until: int) -> None:
         """Return once `pages` of its sequence are there. A window more are taken, as far as `until`, unless somebody
         waits for pages. Raises `ReservationDead`, `BoundsError` beyond those that it may ever have."""
-        have, most = len(reservation.sequence), min(pages + (self._window_pages or 0), until)
-        if pages <= have:
-            if have < most and not self._growing:
-                self._given(reservation, most - have)
-            return
+        most = min(pages + (self._window_pages or 0), until)
+        if pages <= len(reservation.sequence):
+            return self.take(reservation, most)
         if pages > reservation.total_pages:
             raise BoundsError("pages of a sequence", pages, f"at most {reservation.total_pages}")
         waiting = _Growing(reservation, pages, max(pages, most), asyncio.get_running_loop().create_future())

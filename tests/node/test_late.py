@@ -16,6 +16,7 @@ from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.messages import FailurePolicy, Sampling
 from pdkv.node.preemption import PreemptPolicy
 from pdkv.node.stages import Stage
+from tests.node import lending
 from tests.node.grouped import Scene
 from tests.node.grouped import run as run_group
 from tests.node.scene import alone, answers, gated, recovered, request, run, until
@@ -218,3 +219,27 @@ def test_a_group_has_all_pages_from_the_start() -> None:
         await scene.rested()
 
     run_group(scenario)
+
+
+# --- pages of other nodes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left", "borrowed"), [(7, 3), (2, 1)])
+def test_of_what_another_node_has_it_borrows_what_it_has_room_for_at_once(left: int, borrowed: int) -> None:
+    async def scenario(trio: lending.Trio) -> None:
+        turn = await lending.talked(trio)
+        await trio.met()
+        other = taken(trio.second, left=left)
+        asking = asyncio.create_task(lending.asked(trio, turn))
+        if left < 7:
+            await until(lambda: trio.second.queue.growing)  # for what prefill brings, when the loan is over
+            assert trio.at.asked[-1] == "release_lease"
+            trio.second.parts.manager.end(other)
+        done = await asking
+        assert done.shipment.pages_borrowed == borrowed
+        assert trio.second.status().borrow_failures == {}
+        trio.second.parts.manager.end(other)
+        await trio.rested()
+
+    settings = replace(lending.PATIENT, reserve_window_pages=1, peer_pages_share=1.0)
+    lending.play(scenario, settings=settings, pages=SMALL)
