@@ -43,14 +43,15 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last page that is in its tree."""
+        """From the first request to the last page that is in its tree; of a series, as if each took the median."""
+        if self.series:
+            return statistics.median(self.latencies_s) * len(self.latencies_s)
         return max(p.committed_s for p in self.pulled) - min(p.began_s for p in self.pulled)
 
     @property
     def latencies_s(self) -> Sequence[float]:
         """Of prompts that were pulled one after another, each; of those at once, until the last."""
-        alone = len(self.pulled) == 1
-        return self.pulled[0].each_s if alone and self.series else (self.seconds,)
+        return self.pulled[0].each_s if self.series else (self.seconds,)
 
     @property
     def pages(self) -> int:
