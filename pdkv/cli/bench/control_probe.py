@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
 from pdkv.errors import ConfigError
@@ -100,8 +99,7 @@ SEAMS: tuple[Seam, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A stretch of time that one thread spent on one part. Seconds; points on this machine's monotonic clock."""
 
     part: Part
@@ -117,9 +115,12 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.running: list[Part] = []
-        self.fresh = False
+        self.first = False
         self.since_s = 0.0
         self.since_cpu_s = 0.0
+
+    def began(self) -> None:
+        self.since_s, self.since_cpu_s = monotonic(), thread_time()
 
 
 class Probe:
@@ -127,7 +128,7 @@ class Probe:
 
     def __init__(self) -> None:
         self._thread = _Thread()
-        self._spans: list[Span] = []
+        self._spans: list[tuple[Part, float, float, float, bool]] = []
 
     def attach(self, seams: Iterable[Seam] = SEAMS) -> None:
         """Wrap them. Raises `ConfigError` for one that isn't there."""
@@ -150,35 +151,30 @@ class Probe:
 
         @functools.wraps(real)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self._enter(part)
+            thread = self._thread
+            running = thread.running
+            if running:
+                self._note(thread)
+            running.append(part)
+            thread.began()
+            thread.first = True
             try:
                 return real(*args, **kwargs)
             finally:
-                self._leave()
+                self._note(thread)
+                running.pop()
+                if running:
+                    thread.began()
 
         return wrapper
 
     def taken(self) -> list[Span]:
         """Those since the last call."""
         spans, self._spans = self._spans, []
-        return spans
-
-    def _enter(self, part: Part) -> None:
-        thread = self._thread
-        if thread.running:
-            self._note(thread)
-        thread.running.append(part)
-        thread.fresh = True
-        thread.since_s, thread.since_cpu_s = time.monotonic(), time.thread_time()
-
-    def _leave(self) -> None:
-        thread = self._thread
-        self._note(thread)
-        thread.running.pop()
-        thread.fresh = False
-        thread.since_s, thread.since_cpu_s = time.monotonic(), time.thread_time()
+        return [Span(*span) for span in spans]
 
     def _note(self, thread: _Thread) -> None:
-        cpu_s, now_s = time.thread_time() - thread.since_cpu_s, time.monotonic()
-        self._spans.append(Span(thread.running[-1], thread.since_s, now_s, cpu_s, thread.fresh))
-        thread.fresh = False
+        # a bare tuple here: to make what it is named costs as much as all the rest
+        cpu_s = thread_time() - thread.since_cpu_s
+        self._spans.append((thread.running[-1], thread.since_s, monotonic(), cpu_s, thread.first))
+        thread.first = False
