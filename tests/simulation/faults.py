@@ -24,7 +24,7 @@ from tests.simulation.world import Killed
 
 GRACE_S = 4.0
 """Of a drain."""
-RARE = (Stage.RENEWED, Stage.RECOMPUTING, Stage.PULLING, Stage.PULLED)
+RARE = (Stage.RENEWED, Stage.RECOMPUTING, Stage.LENT, Stage.PULLING, Stage.PULLED)
 """Stages that few requests reach: aimed at more often."""
 PULLS = (Stage.PULLING, Stage.PULLED)
 
@@ -76,7 +76,8 @@ class Faults:
             return
         self.hits[kind, stage.value] += 1
         self.world.note("fault", kind, life.process.name, stage.value, request)
-        peer = self.fleet.lives[self.peer_of(life, request)]
+        lends = {"d0": "d1", "d1": "d0"}.get(life.process.name, "") if stage is Stage.LENT else ""
+        peer = self.fleet.lives[lends or self.peer_of(life, request)]
         self._pulls = stage in PULLS
         KINDS[kind](self, life, peer, request)
 

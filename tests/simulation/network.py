@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from pdkv.errors import ContractMismatch, DeadlineExceeded, PdkvError, PeerLost, RequestCancelled
@@ -121,6 +122,10 @@ class Call:
     """Directions in which nothing arrives any more."""
 
     @property
+    def connects(self) -> bool:
+        return self.method.endswith("connect")
+
+    @property
     def streams(self) -> bool:
         return self.method in ("prefill", "generate")
 
@@ -185,7 +190,7 @@ class Call:
 
     def _late(self) -> None:
         if self.client_open:
-            kind = PeerLost if self.method == "connect" else DeadlineExceeded
+            kind = PeerLost if self.connects else DeadlineExceeded
             self._answer(kind(f"{self.method} at {self.address}: deadline exceeded", address=self.address))
             self._send(self._cancelled, to_server=True)
 
@@ -207,7 +212,7 @@ class Call:
         found = self.network.at.get(self.address)
         if found is None:
             self.server_open = False
-            if self.method == "connect":  # waits until somebody listens
+            if self.connects:  # waits until somebody listens
                 self.server_open = True
                 self.network.world.after(0.2, self._begin) if self.client_open else self._settle()
                 return
@@ -221,7 +226,7 @@ class Call:
     async def _serve(self, service: Any) -> None:
         """A task of the server's."""
         network = self.network
-        method = getattr(service, self.method)
+        method = attrgetter(self.method)(service)
         argument = network.change(self.client.name, self.address, self.argument)
         if self.streams:
             async with aclosing(method(argument)) as events:
@@ -276,19 +281,28 @@ def resent(error: PdkvError, address: str) -> PdkvError:
 class Remote:
     """A service at an address, as a process calls it: `PrefillPeer`, or whoever generates."""
 
+    part = ""
+    """Of the service, which a call is for."""
+
     def __init__(self, network: Network, client: Process, address: str) -> None:
         self._network = network
         self._client = client
         self._address = address
 
     async def connect(self, intro: Any) -> Any:
-        return await self._unary("connect", intro, CONNECT_S)
+        return await self._unary(f"{self.part}connect", intro, CONNECT_S)
+
+    async def locate(self, call: Any) -> int:
+        return int(await self._unary("source.locate", call, CALL_S))
+
+    async def lend(self, call: Any) -> Any:
+        return await self._unary("source.lend", call, CALL_S)
 
     async def renew_lease(self, call: Any) -> float:
         return float(await self._unary("renew_lease", call, CALL_S))
 
     async def release_lease(self, call: Any) -> None:
-        await self._unary("release_lease", call, CALL_S)
+        await self._unary(f"{self.part}release_lease", call, CALL_S)
 
     def prefill(self, request: Any) -> AsyncGenerator[Any, None]:
         return self._stream("prefill", request, request.remaining_s)
@@ -322,15 +336,22 @@ class Remote:
                 call.cancel()
 
 
-class Directory:
-    """`node.ports.PrefillDirectory` and the router's."""
+class RemoteSource(Remote):
+    """`SourcePeer`, of whatever role the node is."""
 
-    def __init__(self, network: Network, client: Process) -> None:
+    part = "source."
+
+
+class Directory:
+    """`node.ports.PrefillDirectory`, or that of sources, and the router's."""
+
+    def __init__(self, network: Network, client: Process, kind: type[Remote] = Remote) -> None:
         self._network = network
         self._client = client
+        self._kind = kind
 
     def peer(self, address: str) -> Any:
-        return Remote(self._network, self._client, address)
+        return self._kind(self._network, self._client, address)
 
     decode = peer
 

@@ -21,6 +21,7 @@ from pdkv.kvcache.pool import Piece, SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.base import NodeParts
 from pdkv.node.decode import DecodeNode, DecodeSettings
+from pdkv.node.flow import begin
 from pdkv.node.keeper import KeeperSettings, PeerKeeper
 from pdkv.node.oracle import Oracle
 from pdkv.node.preemption import PreemptPolicy
@@ -29,10 +30,11 @@ from pdkv.node.stages import Stage
 from pdkv.transfer.orders import TransferSettings
 from tests.simulation.fabric import ANYBODY, Fabric, Watch
 from tests.simulation.model import FORMAT, PAGE, VOCAB, SimulatedEngine, contract
-from tests.simulation.network import Directory, Network
+from tests.simulation.network import Directory, Network, RemoteSource
 from tests.simulation.threads import SimulatedTransfer, SimulatedWorker
 from tests.simulation.world import Process, World
 
+NODES = ("d0", "d1", "p0", "p1")
 _PLACEMENTS = {"page_major": page_major, "layer_major": layer_major}
 
 
@@ -47,6 +49,8 @@ class Shape:
     fence_after_s: float
     silence_s: float
     pull_back_s: float | None
+    borrow_s: float | None
+    """None: no decode node has sources."""
     peer_pages_share: float
     keeper: KeeperSettings
     speculation: str
@@ -71,6 +75,7 @@ class Shape:
             fence_after_s=rng.choice((0.5, 3.0)),
             silence_s=rng.choice((1.0, 5.0)),
             pull_back_s=rng.choice((0.3, 0.3, 2.0, 2.0, None)),
+            borrow_s=rng.choice((0.3, 2.0, 2.0, None)),
             peer_pages_share=rng.choice((0.5, 1.0)),
             keeper=KeeperSettings(probe_s=rng.choice((2.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
             speculation=rng.choice(("none", "none", "none", "oracle")),
@@ -275,7 +280,6 @@ class Fleet:
             settings = PrefillSettings(shape.chunk_pages * PAGE, shape.lease_ttl_s, pull_back_s=shape.pull_back_s)
             life.node = PrefillNode(life.parts, settings)
             probe = life.node.peers.prove
-            process.create_task(life.node.watch_leases())
         else:
             decode_settings = DecodeSettings(
                 prefill_addresses=("p0", "p1"),
@@ -287,15 +291,30 @@ class Fleet:
                 silence_s=shape.silence_s,
                 recompute_chunk_tokens=shape.chunk_pages * PAGE,
                 peer_pages_share=shape.peer_pages_share,
+                lease_ttl_s=shape.lease_ttl_s,
             )
-            life.node = DecodeNode(life.parts, Directory(self.network, process), decode_settings)
+            if shape.borrow_s is not None:
+                others = tuple(name for name in NODES if name != process.name)
+                decode_settings = replace(
+                    decode_settings, source_addresses=others, borrow_s=shape.borrow_s, locate_s=0.05
+                )
+            sources = Directory(self.network, process, RemoteSource)
+            life.node = DecodeNode(life.parts, Directory(self.network, process), decode_settings, sources)
             probe = life.node.links.probe
+            if life.node.settings.source_addresses:
+                process.create_task(self._meet(life))
         # The book's own clock is the machine's.
         life.node.peers.now = process.time
         life.node.keeper = PeerKeeper(life.node.peers, probe, shape.keeper)
         process.create_task(life.node.keeper.run())
+        process.create_task(life.node.watch_leases())
         self.started(life)
         self.network.listen(process, life.node)
+
+    async def _meet(self, life: Life) -> None:
+        """A decode node's sources, before its requests would."""
+        for address in life.node.settings.source_addresses:
+            begin(life.node.borrowing._sources.of(address))
 
     def kill(self, life: Life) -> None:
         """As by SIGKILL. The caller raises `Killed` if it is the process that runs now."""
