@@ -117,11 +117,12 @@ class Engine:
             self.run("docker", "network", "rm", "--force", name, check=False)
 
     def _docker(self) -> str:
-        epoch = subprocess.run(
-            ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        # of the last change to what the image is made by: a layer that is kept has the date that a new one would have
+        asked = ["git", "log", "-1", "--format=%ct", "--", "deploy/docker"]
+        epoch = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         build = ["nice", "-n", "19", "buildah", "build", "--format=docker", "--isolation=oci", "--runtime=runc"]
-        build += ["--layers", f"--timestamp={epoch.stdout.strip()}", "--network=host", f"--build-arg=BASE={BASE}"]
+        build += ["--layers", f"--timestamp={epoch}", f"--build-arg=SOURCE_DATE_EPOCH={epoch}", "--network=host"]
+        build += [f"--build-arg=BASE={BASE}"]
         build += ["--ignorefile=deploy/docker/Dockerfile.dockerignore", *(f"--ulimit={limit}" for limit in limits())]
         if "find-links" in self._pip():
             build.append("--build-arg=TORCH=torch==2.13.0 --no-deps")
