@@ -17,6 +17,7 @@ from pdkv.kvcache.pool import SlotPool
 from pdkv.node import borrower
 from pdkv.node.decode import DecodeNode, DecodeSettings
 from pdkv.node.messages import (
+    FailurePolicy,
     GenerateDone,
     GenerateRequest,
     Namespace,
@@ -43,6 +44,7 @@ from tests.node.test_answer_pages import FACTS, goes_on, written_pages
 from tests.node.test_matrix import PLACEMENTS, equal_pages
 from tests.node.test_speculation import heard, in_one_process
 from tests.node.toy import PAGE, Pair, make_pair
+from tests.node.trio import Trio, fallible, play
 
 HANG = Fault(FaultKind.HANG)
 NORMAL = Fault(FaultKind.LATE)
@@ -165,6 +167,18 @@ def test_two_that_pull_the_same_pages_leave_them_once() -> None:
         await recovered(pair)
 
     run(scenario, make_pair())
+
+
+def test_the_next_prefill_node_does_not_compute_again_what_a_failed_one_had_brought() -> None:
+    async def scenario(trio: Trio) -> None:
+        trio.on(Stage.COMMITTED, trio.wires[0].die)
+        asked = fallible(FailurePolicy.RETRY)
+        tokens, done = await answers(trio.decode.generate(asked))
+        assert tuple(tokens) == alone(trio.pair, asked)
+        assert (done.retries, done.shipment.pages_pulled_back, done.chunk_starts) == (1, 2, (128, 256))
+        await trio.rested()
+
+    play(scenario)
 
 
 def test_the_leader_of_a_group_offers_what_every_rank_has() -> None:
