@@ -63,8 +63,8 @@ class Talk:
             "prefill", name, fault_plan=plan, borrow_s=2, fence_after_s=1, bind=free_address(), **FLAGS
         )
 
-    async def start_decode(self, name: str) -> NodeProcess:
-        return await self.world.start("decode", name, **FLAGS)
+    async def start_decode(self, name: str, **more: str | int) -> NodeProcess:
+        return await self.world.start("decode", name, **FLAGS, **more)
 
     async def ask(
         self, tokens: UInt32Array, prefill: NodeProcess, count: int = 8, decode: NodeProcess | None = None
@@ -119,6 +119,38 @@ def test_reads_that_go_wrong_are_named_and_the_pages_computed(talk: Talk, plan: 
         assert (status.borrowed_pages, status.borrow_failures) == (0, {TROUBLE[plan]: 1})
         assert "could not be borrowed from pb-d0#" in prefill.log.read_text()
         await talk.rested(prefill)  # also from what was held back
+
+    talk.world.run(body())
+
+
+def test_another_decode_node_reads_what_the_first_one_has_and_does_without_it_when_it_is_gone(talk: Talk) -> None:
+    async def body() -> None:
+        world, lender = talk.world, await talk.start_decode("pb-d2")
+        second = await talk.start_decode("pb-d3", source_addresses=lender.address, locate_s=20)
+        first = text_tokens(9702, 200)
+        answer = await talk.ask(first, talk.prefills[""], ANSWER, lender)
+        turn = np.concatenate((first, np.array(answer.tokens), text_tokens(9703, 30)))
+
+        async def knows_its_source() -> bool:
+            await talk.ask(text_tokens(9704, 10), talk.prefills[""], 1, second)
+            peers = (await world.nodes.decode(second.address).status()).peers
+            return any(name.startswith("pb-d2#") and peer.state == "READY" for name, peer in peers.items())
+
+        await until(knows_its_source, bool, "the second decode node has met the first")
+        done = (await talk.ask(turn, talk.prefills[""], decode=second)).whole
+        assert (done.shipment.pages_hit, done.shipment.pages_borrowed) == (0, talk.known_pages)
+        # prefill knew the prompt of the first turn, and reads the rest back from who has borrowed it
+        assert done.shipment.pages_pulled_back == talk.known_pages - len(first) // 64
+        assert done.chunk_starts == (talk.known_pages * 64,)
+        await until(world.nodes.decode(lender.address).status, at_rest, "the lender at rest")
+        status = await world.nodes.decode(second.address).status()
+        assert (status.borrowed_pages, status.borrow_failures) == (talk.known_pages, {})
+        lender.kill()
+        await lender.wait()
+        done = (await talk.ask(text_tokens(9705, 200), talk.prefills[""], decode=second)).whole
+        assert done.shipment.pages_borrowed == 0
+        await until(world.nodes.decode(second.address).status, at_rest, "the second decode node at rest")
+        await second.stop()
 
     talk.world.run(body())
 
