@@ -68,7 +68,7 @@ class Usage:
 class BenchService(Protocol):
     """`pdkv.cli.bench.source.Source`, as served."""
 
-    async def build(self, node: SourceNode) -> None: ...
+    async def build(self, node: SourceNode) -> float: ...
     async def prepare(self, preparation: Preparation) -> None: ...
     async def digests(self, prompt: BenchPrompt) -> UInt64Array: ...
     def usage(self) -> Usage: ...
@@ -78,13 +78,13 @@ class BenchServicer(bench_pb2_grpc.BenchServicer):
     def __init__(self, source: BenchService) -> None:
         self._source = source
 
-    async def Build(self, request: bench_pb2.BenchNode, context: Context) -> bench_pb2.BenchReply:
+    async def Build(self, request: bench_pb2.BenchNode, context: Context) -> bench_pb2.BenchBuilt:
         checks.within("pool_pages", request.pool_pages, 2, MAX_POOL_PAGES)
         checks.within("chunk_tokens", request.chunk_tokens, 1, checks.MAX_TOKENS)
         placement = next(p for p in PLACEMENTS if p == checks.one_of("placement", request.placement, PLACEMENTS))
         model = checks.name("model", request.model)
-        await self._source.build(SourceNode(model, request.pool_pages, placement, request.chunk_tokens))
-        return bench_pb2.BenchReply()
+        node = SourceNode(model, request.pool_pages, placement, request.chunk_tokens)
+        return bench_pb2.BenchBuilt(huge_share=await self._source.build(node))
 
     async def Prepare(self, request: bench_pb2.BenchPreparation, context: Context) -> bench_pb2.BenchReply:
         prompt = _prompt(request.prompt)
@@ -111,12 +111,14 @@ class GrpcBench(Client):
     def __init__(self, address: str, channels: Channels, settings: ClientSettings) -> None:
         super().__init__(address, channels, settings)
 
-    async def build(self, node: SourceNode) -> None:
-        """Waits until the source can be reached. Raises what building the node raises, `PeerLost`."""
+    async def build(self, node: SourceNode) -> float:
+        """How much of the pool is on huge pages, 0 to 1. Raises what building the node raises, `PeerLost`."""
         request = bench_pb2.BenchNode(
             model=node.model, pool_pages=node.pool_pages, placement=node.placement, chunk_tokens=node.chunk_tokens
         )
-        await self._told("Build", request)
+        reply = await self._told("Build", request)
+        checks.within("huge_share", reply.huge_share, 0.0, 1.0)
+        return float(reply.huge_share)
 
     async def prepare(self, preparation: Preparation) -> None:
         request = bench_pb2.BenchPreparation(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13pdkv/v1/bench.proto\x12\x07pdkv.v1\"W\n\tBenchNode\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\npool_pages\x18\x02 \x01(\r\x12\x11\n\tplacement\x18\x03 \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x04 \x01(\r\"*\n\x0b\x42\x65nchPrompt\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\r\"{\n\x10\x42\x65nchPreparation\x12$\n\x06prompt\x18\x01 \x01(\x0b\x32\x14.pdkv.v1.BenchPrompt\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12\x11\n\tscattered\x18\x03 \x01(\x08\x12\x0f\n\x07\x64igests\x18\x04 \x01(\x08\x12\r\n\x05\x63ount\x18\x05 \x01(\r\"\x0c\n\nBenchReply\"\x1f\n\x0c\x42\x65nchDigests\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x06\"\x13\n\x11\x42\x65nchUsageRequest\"3\n\nBenchUsage\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x01\x32\xe6\x01\n\x05\x42\x65nch\x12\x30\n\x05\x42uild\x12\x12.pdkv.v1.BenchNode\x1a\x13.pdkv.v1.BenchReply\x12\x39\n\x07Prepare\x12\x19.pdkv.v1.BenchPreparation\x1a\x13.pdkv.v1.BenchReply\x12\x36\n\x07\x44igests\x12\x14.pdkv.v1.BenchPrompt\x1a\x15.pdkv.v1.BenchDigests\x12\x38\n\x05Usage\x12\x1a.pdkv.v1.BenchUsageRequest\x1a\x13.pdkv.v1.BenchUsageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13pdkv/v1/bench.proto\x12\x07pdkv.v1\"W\n\tBenchNode\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\npool_pages\x18\x02 \x01(\r\x12\x11\n\tplacement\x18\x03 \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x04 \x01(\r\"*\n\x0b\x42\x65nchPrompt\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\r\"{\n\x10\x42\x65nchPreparation\x12$\n\x06prompt\x18\x01 \x01(\x0b\x32\x14.pdkv.v1.BenchPrompt\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12\x11\n\tscattered\x18\x03 \x01(\x08\x12\x0f\n\x07\x64igests\x18\x04 \x01(\x08\x12\r\n\x05\x63ount\x18\x05 \x01(\r\" \n\nBenchBuilt\x12\x12\n\nhuge_share\x18\x01 \x01(\x01\"\x0c\n\nBenchReply\"\x1f\n\x0c\x42\x65nchDigests\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x06\"\x13\n\x11\x42\x65nchUsageRequest\"3\n\nBenchUsage\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x01\x32\xe6\x01\n\x05\x42\x65nch\x12\x30\n\x05\x42uild\x12\x12.pdkv.v1.BenchNode\x1a\x13.pdkv.v1.BenchBuilt\x12\x39\n\x07Prepare\x12\x19.pdkv.v1.BenchPreparation\x1a\x13.pdkv.v1.BenchReply\x12\x36\n\x07\x44igests\x12\x14.pdkv.v1.BenchPrompt\x1a\x15.pdkv.v1.BenchDigests\x12\x38\n\x05Usage\x12\x1a.pdkv.v1.BenchUsageRequest\x1a\x13.pdkv.v1.BenchUsageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,14 +37,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BENCHPROMPT']._serialized_end=163
   _globals['_BENCHPREPARATION']._serialized_start=165
   _globals['_BENCHPREPARATION']._serialized_end=288
-  _globals['_BENCHREPLY']._serialized_start=290
-  _globals['_BENCHREPLY']._serialized_end=302
-  _globals['_BENCHDIGESTS']._serialized_start=304
-  _globals['_BENCHDIGESTS']._serialized_end=335
-  _globals['_BENCHUSAGEREQUEST']._serialized_start=337
-  _globals['_BENCHUSAGEREQUEST']._serialized_end=356
-  _globals['_BENCHUSAGE']._serialized_start=358
-  _globals['_BENCHUSAGE']._serialized_end=409
-  _globals['_BENCH']._serialized_start=412
-  _globals['_BENCH']._serialized_end=642
+  _globals['_BENCHBUILT']._serialized_start=290
+  _globals['_BENCHBUILT']._serialized_end=322
+  _globals['_BENCHREPLY']._serialized_start=324
+  _globals['_BENCHREPLY']._serialized_end=336
+  _globals['_BENCHDIGESTS']._serialized_start=338
+  _globals['_BENCHDIGESTS']._serialized_end=369
+  _globals['_BENCHUSAGEREQUEST']._serialized_start=371
+  _globals['_BENCHUSAGEREQUEST']._serialized_end=390
+  _globals['_BENCHUSAGE']._serialized_start=392
+  _globals['_BENCHUSAGE']._serialized_end=443
+  _globals['_BENCH']._serialized_start=446
+  _globals['_BENCH']._serialized_end=676
 # @@protoc_insertion_point(module_scope)

@@ -109,6 +109,26 @@ class BenchPreparation(_message.Message):
 Global___BenchPreparation: _TypeAlias = BenchPreparation  # noqa: Y015
 
 @_typing.final
+class BenchBuilt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HUGE_SHARE_FIELD_NUMBER: _builtins.int
+    huge_share: _builtins.float
+    """Of the pool's bytes, 0 to 1."""
+    def __init__(
+        self,
+        *,
+        huge_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["huge_share", b"huge_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BenchBuilt: _TypeAlias = BenchBuilt  # noqa: Y015
+
+@_typing.final
 class BenchReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

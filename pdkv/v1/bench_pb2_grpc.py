@@ -37,7 +37,7 @@ class BenchStub:
         self.Build = channel.unary_unary(
                 '/pdkv.v1.Bench/Build',
                 request_serializer=pdkv_dot_v1_dot_bench__pb2.BenchNode.SerializeToString,
-                response_deserializer=pdkv_dot_v1_dot_bench__pb2.BenchReply.FromString,
+                response_deserializer=pdkv_dot_v1_dot_bench__pb2.BenchBuilt.FromString,
                 _registered_method=True)
         self.Prepare = channel.unary_unary(
                 '/pdkv.v1.Bench/Prepare',
@@ -92,7 +92,7 @@ def add_BenchServicer_to_server(servicer, server):
             'Build': grpc.unary_unary_rpc_method_handler(
                     servicer.Build,
                     request_deserializer=pdkv_dot_v1_dot_bench__pb2.BenchNode.FromString,
-                    response_serializer=pdkv_dot_v1_dot_bench__pb2.BenchReply.SerializeToString,
+                    response_serializer=pdkv_dot_v1_dot_bench__pb2.BenchBuilt.SerializeToString,
             ),
             'Prepare': grpc.unary_unary_rpc_method_handler(
                     servicer.Prepare,
@@ -136,7 +136,7 @@ class Bench:
             target,
             '/pdkv.v1.Bench/Build',
             pdkv_dot_v1_dot_bench__pb2.BenchNode.SerializeToString,
-            pdkv_dot_v1_dot_bench__pb2.BenchReply.FromString,
+            pdkv_dot_v1_dot_bench__pb2.BenchBuilt.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,7 +31,7 @@ class BenchStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BenchAsyncStub: ...
-    Build: _grpc.UnaryUnaryMultiCallable[_bench_pb2.BenchNode, _bench_pb2.BenchReply]
+    Build: _grpc.UnaryUnaryMultiCallable[_bench_pb2.BenchNode, _bench_pb2.BenchBuilt]
     """A prefill node of this kind takes the place of the one that there was, which ends."""
     Prepare: _grpc.UnaryUnaryMultiCallable[_bench_pb2.BenchPreparation, _bench_pb2.BenchReply]
     """Forgets every cached page, then caches a prompt if it is to be cached."""
@@ -42,7 +42,7 @@ class BenchStub:
 @_typing.type_check_only
 class BenchAsyncStub(BenchStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Build: _aio.UnaryUnaryMultiCallable[_bench_pb2.BenchNode, _bench_pb2.BenchReply]  # type: ignore[assignment]
+    Build: _aio.UnaryUnaryMultiCallable[_bench_pb2.BenchNode, _bench_pb2.BenchBuilt]  # type: ignore[assignment]
     """A prefill node of this kind takes the place of the one that there was, which ends."""
     Prepare: _aio.UnaryUnaryMultiCallable[_bench_pb2.BenchPreparation, _bench_pb2.BenchReply]  # type: ignore[assignment]
     """Forgets every cached page, then caches a prompt if it is to be cached."""
@@ -56,7 +56,7 @@ class BenchServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _bench_pb2.BenchNode,
         context: _ServicerContext,
-    ) -> _typing.Union[_bench_pb2.BenchReply, _abc.Awaitable[_bench_pb2.BenchReply]]:
+    ) -> _typing.Union[_bench_pb2.BenchBuilt, _abc.Awaitable[_bench_pb2.BenchBuilt]]:
         """A prefill node of this kind takes the place of the one that there was, which ends."""
 
     @_abc_1.abstractmethod

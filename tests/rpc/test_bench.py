@@ -29,10 +29,11 @@ class FakeSource:
         self.told: list[object] = []
         self.rows = 3
 
-    async def build(self, node: SourceNode) -> None:
+    async def build(self, node: SourceNode) -> float:
         self.told.append(node)
         if node.model == "none":
             raise ConfigError("model", node.model, "a preset or a path")
+        return 0.75
 
     async def prepare(self, preparation: Preparation) -> None:
         self.told.append(preparation)
@@ -60,7 +61,7 @@ def test_what_is_asked_arrives_as_it_was_meant() -> None:
         source = FakeSource()
         async with called(Services(bench=source)) as bench:
             preparation = Preparation(PROMPT, cached=True, scattered=False, digests=True, count=3)
-            await bench.build(NODE)
+            assert await bench.build(NODE) == 0.75
             await bench.prepare(preparation)
             found = await bench.digests(PROMPT)
             assert source.told == [NODE, preparation, PROMPT]

@@ -14,6 +14,7 @@ from pdkv.ids import LocalPages, PageHashes, UInt32Array
 from pdkv.kvcache.allocator import PageAllocator
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.page_digest import ALGORITHMS, NO_DIGEST
+from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
 from pdkv.rpc.bench import BenchPrompt, Usage
 
@@ -54,6 +55,11 @@ def forget(manager: CacheManager) -> None:
 def switch_digests(verifier: Verifier, *, on: bool) -> None:
     """From the next page on."""
     verifier.algorithm = ALGORITHMS[0] if on else NO_DIGEST
+
+
+def huge_share(pool: SlotPool) -> float:
+    """How much of a pool is on huge pages now, 0 to 1: copies over CMA are twice as fast there."""
+    return min(pool.memory.huge_page_bytes() / sum(pool.memory.buffer_bytes), 1.0)
 
 
 def usage() -> Usage:

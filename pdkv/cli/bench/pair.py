@@ -51,6 +51,7 @@ class Pair:
         self._sink_pages = 0
         self._prepared: dict[str, Preparation] = {}
         self._opened: list[Opened] = []
+        self._source_huge = 0.0
 
     @property
     def lane(self) -> str:
@@ -62,7 +63,7 @@ class Pair:
         setup = self.setup
         pages, tokens = max(case.source_pages for case in cases), setup.chunk_pages * self._fmt.page_tokens
         node = SourceNode(self._nodes.model, pages, setup.source, tokens)
-        await asyncio.gather(*(bench.build(node) for bench in self._sources.values()))
+        self._source_huge = min(await asyncio.gather(*(bench.build(node) for bench in self._sources.values())))
         self._sink_pages = max(case.sink_pages for case in cases)
         self._prepared.clear()
         if not setup.cold:
@@ -90,6 +91,10 @@ class Pair:
         pulled = await asyncio.gather(*(sink.pull(wish) for sink in self._sinks))
         used_s = await self.source_cpu_s() - before_s
         return Sample(pulled, used_s, await self._wrong(prompts), connect_s, case.series > 1)
+
+    async def huge_shares(self) -> tuple[float, float]:
+        """How much of the pools is on huge pages now, 0 to 1: the worst source and the worst sink."""
+        return self._source_huge, min([await sink.huge_share() for sink in self._sinks])
 
     async def source_cpu_s(self) -> float:
         """Of all sources, since their start."""

@@ -75,6 +75,9 @@ class Row:
     baselines: dict[str, float] = field(default_factory=dict)
     """Name to GB/s, medians of readings in turns with the samples."""
     link_gbit_per_s: float = 0.0
+    source_huge: float | None = None
+    """How much of the pool is on huge pages, 0 to 1."""
+    sink_huge: float | None = None
     failure: str = ""
     """Why it was broken off: a pull whose bytes were refused."""
 
@@ -131,6 +134,8 @@ class Row:
             "digests_verified": last and last.shipped.digests_verified // each,
             "source_cpu_s_per_gb": sum(s.source_cpu_s for s in self.samples) / moved_gb if moved_gb else None,
             "sink_cpu_s_per_gb": sum(p.cpu_s for p in pulls) / moved_gb if moved_gb else None,
+            "source_huge": self.source_huge,
+            "sink_huge": self.sink_huge,
             "slowest_of_fastest": self._unfairness(),
             "wrong": self.wrong,
             "failure": self.failure,

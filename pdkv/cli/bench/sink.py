@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from pdkv.cli.assemble import build_parts
-from pdkv.cli.bench.ground import forget, ordered, prompt_tokens, switch_digests, usage
+from pdkv.cli.bench.ground import forget, huge_share, ordered, prompt_tokens, switch_digests, usage
 from pdkv.cli.bench.pulls import Opened, Pulled, SinkNode, Wish
 from pdkv.config import DecodeConfig
 from pdkv.errors import IntegrityError
@@ -130,6 +130,10 @@ class Sink:
     async def digests(self, prompt: BenchPrompt) -> UInt64Array:
         """uint64 [pages, 2] of a pulled prompt's bytes as they are now."""
         return await self._there.digests(prompt)
+
+    async def huge_share(self) -> float:
+        """How much of the pool is on huge pages now, 0 to 1."""
+        return await asyncio.to_thread(huge_share, self._there.parts.pool)
 
     async def cpu_s(self) -> float:
         """Of this process, since its start."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from pdkv.adapters.synthetic.engine import SyntheticEngine
 from pdkv.cli.assemble import build_parts
-from pdkv.cli.bench.ground import OrderedAllocator, forget, ordered, prompt_tokens, switch_digests, usage
+from pdkv.cli.bench.ground import OrderedAllocator, forget, huge_share, ordered, prompt_tokens, switch_digests, usage
 from pdkv.cli.bench.pulls import SourceSettings
 from pdkv.config import PrefillConfig
 from pdkv.errors import ConfigError, IntegrityError, PeerLost
@@ -72,8 +72,11 @@ class Source:
 
     # --- as a benchmark's ---------------------------------------------------------------------------------------------
 
-    async def build(self, node: SourceNode) -> None:
-        """Raises `ConfigError` for what can't be built, or takes more memory than the operator allows."""
+    async def build(self, node: SourceNode) -> float:
+        """How much of its pool is on huge pages, 0 to 1.
+
+        Raises `ConfigError` for what can't be built, or takes more memory than the operator allows.
+        """
         page_bytes = page_format(model_shape(load_config(node.model))).page_bytes
         if node.pool_pages * page_bytes > self._settings.memory_bytes:
             most = self._settings.memory_bytes // page_bytes
@@ -81,6 +84,7 @@ class Source:
         async with self._exchange:
             await self._end()
             self._built = _Built(await asyncio.to_thread(self._made, node), node)
+            return await asyncio.to_thread(huge_share, self._built.parts.pool)
 
     async def prepare(self, preparation: Preparation) -> None:
         """Raises `CapacityError` if pages are in use, or the prompt is longer than the pool."""

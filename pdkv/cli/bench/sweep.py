@@ -70,6 +70,9 @@ class Sweep:
                 await pair.build(those)
                 same = await self._of_these_placements(pair, those, raw, held)
                 await self._in_turns(pair, those, raw, same)
+                shares = await pair.huge_shares()
+                for row in self.rows[-len(those) :]:
+                    row.source_huge, row.sink_huge = shares
                 await pair.close()
 
     async def _in_turns(

@@ -33,6 +33,7 @@ WRONG = 1
 INTERRUPTED = 130
 NEEDED = ("torch", "nixl")
 WIDE = 160
+HUGE_SHARE = 0.9
 
 HELP = """Measure pulls of pages from a prefill to a decode node: the path of a served request, without a model.
 
@@ -212,6 +213,12 @@ def _print(console: Console, sweep: Sweep, fitted: Fitted) -> None:
         console.print(baseline_table(sweep.rows, sweep.absent))
     for words in fitted.left_out:
         console.print(f"left out: {words}", style="dim", highlight=False)
+    shares = [share for row in sweep.rows for share in (row.source_huge, row.sink_huge) if share is not None]
+    if shares and min(shares) < HUGE_SHARE:
+        words = (
+            f"only {min(shares):.0%} of a pool is on huge pages: copies in a host take twice as long on small ones"
+        )
+        console.print(words, style="yellow", highlight=False)
     for row in sweep.rows:
         if row.failure:
             console.print(f"{row.case}: {row.failure}", style="red", highlight=False)

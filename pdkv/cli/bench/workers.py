@@ -99,6 +99,9 @@ class SinkProcess:
         found: UInt64Array = await self._worker.ask("digests", prompt)
         return found
 
+    async def huge_share(self) -> float:
+        return float(await self._worker.ask("huge_share"))
+
     async def cpu_s(self) -> float:
         return float(await self._worker.ask("cpu_s"))
 
