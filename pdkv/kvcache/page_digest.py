@@ -69,5 +69,8 @@ def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[Any]:
     Arrays as they are: a memoryview of each would cost as much again, and mypy takes only those for buffers.
     """
     if view.device.type == "cpu":
-        return map(view.numpy().__getitem__, pages)
+        rows, ids = view.numpy(), pages.array
+        if ids.size and np.array_equal(ids, np.arange(ids[0], ids[0] + ids.size)):
+            return iter(rows[ids[0] : ids[0] + ids.size])  # a third less for tiny pages
+        return map(rows.__getitem__, pages)
     return (view[page].cpu().numpy() for page in pages)

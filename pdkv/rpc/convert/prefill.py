@@ -27,6 +27,7 @@ from pdkv.rpc.convert import checks
 from pdkv.rpc.convert.common import (
     envelope_from_pb,
     envelope_to_pb,
+    kept_envelope,
     namespace_from_pb,
     namespace_to_pb,
     sampling_from_pb,
@@ -75,7 +76,7 @@ def prefill_request_from_pb(message: prefill_pb2.PrefillRequest) -> PrefillReque
 
 
 def prefill_event_to_pb(event: PrefillEvent, envelope: Envelope) -> prefill_pb2.PrefillEvent:
-    head = envelope_to_pb(envelope)
+    head = kept_envelope(envelope)
     match event:
         case Accepted():
             return prefill_pb2.PrefillEvent(envelope=head, accepted=accepted_to_pb(event))
