@@ -8,7 +8,7 @@ a read without a proven end are quarantined before anything else may have them, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +37,25 @@ from pdkv.transfer.engine import Flow, ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
 """A page whose digest differs is read once more; then it is data loss."""
+PORTION_BYTES = 256 << 20
+"""Most of what is read before it is proved."""
+LAST_PORTION_BYTES = 32 << 20
+"""So much may be left to prove when everything has arrived."""
+
+
+def portions(pages: int, page_bytes: int) -> Iterator[slice]:
+    """Cut pages that were announced together into portions that are read and proved one after the other.
+
+    One is proved while the next is read, so each is half of what is left, until that is soon proved.
+    """
+    first = 0
+    while first < pages:
+        left = pages - first
+        count = left
+        if left * page_bytes > LAST_PORTION_BYTES:
+            count = max(min(left // 2, PORTION_BYTES // page_bytes), 1)
+        yield slice(first, first + count)
+        first += count
 
 
 @dataclass(slots=True)
@@ -172,7 +191,10 @@ class Intake:
             shapes = (n, sealed.page_ids.shape, sealed.generations.shape, sealed.digests.shape)
             raise BoundsError("columns of announced pages", shapes, "one entry a page, two digests")
         remote = RemotePages.checked(sealed.page_ids, self.peer.pool.num_pages)
-        self._last = self.pulls.create_task(self._pull(sealed, remote, self._last))
+        # without digests there is nothing to do while the next portion is read
+        page_bytes = self.parts.pool.fmt.page_bytes if self.parts.verifier.checks_digests else 0
+        for part in portions(n, page_bytes):
+            self._last = self.pulls.create_task(self._pull(sealed.part(part), remote[part], self._last))
 
     async def _pull(self, sealed: PagesSealed, remote: RemotePages, before: asyncio.Task[None] | None) -> None:
         """Read and verify at once, commit after the pages before: only a committed prefix is ever extended."""
