@@ -179,7 +179,7 @@ class NodeConfig(ServiceConfig):
     """Network devices to use, as in UCX_NET_DEVICES; empty: all."""
     require_rdma: bool = False
     """Refuse a peer that is reached over another lane."""
-    read_max_bytes: Bytes = 64 * MIB
+    read_max_bytes: Bytes = 256 * MIB
     """Most bytes of one READ: it bounds what a fence has to give up."""
     read_deadline_s: Seconds = 30.0
     """Longest that one read may take before its pages are held back."""

@@ -43,7 +43,7 @@ def yaml_file(folder: Path, text: str) -> Path:
 def test_defaults() -> None:
     config = resolve(PrefillConfig, NODE, environ={})
     assert (config.bind, config.lease_ttl_s, config.chunk_tokens) == ("127.0.0.1:0", 30.0, 32_768)
-    assert (config.read_max_bytes, config.digest, config.placement) == (64 << 20, "xxh3_64", "page_major")
+    assert (config.read_max_bytes, config.digest, config.placement) == (256 << 20, "xxh3_64", "page_major")
     assert not resolve(DecodeConfig, NODE, environ={}).allow_fault_injection
 
 

@@ -24,8 +24,8 @@ BoolArray = npt.NDArray[np.bool_]
 class TransferSettings:
     """Limits and waits of a transfer engine."""
 
-    read_max_bytes: int = 64 << 20
-    """Of one READ: bounds what a fence has to wait for, and how long a copying lane keeps the thread."""
+    read_max_bytes: int = 256 << 20
+    """Of one READ: bounds what a fence has to wait for. What is under way (`under_way_s`) bounds it, too."""
     under_way_s: float = 0.016
     """Bytes under way are what arrives in so long: who comes next waits for no more, and the link never waits."""
     landing_rows: int = 1 << 16

@@ -156,7 +156,9 @@ class Schedule:
         for flow, head in heads:
             peer = head.peer
             share = self.window.bytes * of[peer] // len(heads)
-            most = max(peer.plan.page_bytes, min(self._largest, share // READS_AT_ONCE))
+            # what is copied while it is posted never runs beside another read
+            at_once = 1 if peer.lane.copied else READS_AT_ONCE
+            most = max(peer.plan.page_bytes, min(self._largest, share // at_once))
             # the same for all of a peer's flows: small reads must not fill the room that a large one waits for
             if peer.parts < READS_AT_ONCE or peer.under_way + most <= share:
                 yield flow, head, most

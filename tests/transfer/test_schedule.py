@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdkv.transfer.backends.base import Lane
 from pdkv.transfer.orders import Flow, TransferSettings
 from pdkv.transfer.schedule import AHEAD, READS_AT_ONCE, Mark, Schedule, Window
 from pdkv.transfer.tasks import Peer, Table, Task, Ticket, Wanted
@@ -123,6 +124,17 @@ def test_the_link_is_never_idle_and_little_waits_on_it(rate: float, page_bytes: 
     link.run(long)
     assert long.ended_s == pytest.approx(long.pages * page_bytes / rate, rel=0.02)
     assert link.most_under_way <= max(1.3 * rate * SETTINGS.under_way_s, READS_AT_ONCE * page_bytes, 2 << 20)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_what_is_copied_while_it_is_posted_runs_beside_no_other_read(copied: bool) -> None:
+    schedule, source = Schedule(SETTINGS), peer()
+    source.lane = Lane("cma", copied=copied)
+    schedule.window.arrived(100 * PAGE, schedule.window.mark(0.0), 0.1)
+    schedule.add(Pages(source, 1000))
+    chosen = schedule.choose()
+    assert chosen is not None
+    assert chosen[1] == schedule.window.bytes // (1 if copied else READS_AT_ONCE)
 
 
 def test_a_slower_link_has_less_under_way_soon() -> None:

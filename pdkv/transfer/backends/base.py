@@ -65,6 +65,8 @@ class Lane:
     rdma: bool = False
     ends_clean: bool = False
     """A read that ended with a disconnect writes nothing any more. False where that is not proven, as with RDMA."""
+    copied: bool = False
+    """The thread that posts a read copies its bytes: by then it has ended."""
 
 
 UNKNOWN_LANE = Lane("unknown")

@@ -59,11 +59,13 @@ class ReadTable:
         if not transports:
             return UNKNOWN_LANE
         emulated = self.how == _EMULATED
+        copied = not emulated and _COPIED_BY_CALLER.issuperset(transports)
         return Lane(
             name="+".join(transports),
             detail=f"{self.how} {self.lanes}",
             rdma=not emulated and all(_RDMA.match(t) for t in transports),
-            ends_clean=emulated or _COPIED_BY_CALLER.issuperset(transports),
+            ends_clean=emulated or copied,
+            copied=copied,
         )
 
 

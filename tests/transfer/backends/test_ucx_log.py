@@ -66,6 +66,7 @@ def test_tables_of_reads_are_found_with_the_row_of_long_ones() -> None:
 def test_lanes(how: str, lanes: str, name: str, *, rdma: bool, ends_clean: bool) -> None:
     lane = ReadTable("x", 1, "host", how, lanes).lane()
     assert (lane.name, lane.rdma, lane.ends_clean) == (name, rdma, ends_clean)
+    assert lane.copied == (name in ("cma", "sysv"))
     assert lanes in lane.detail
 
 
