@@ -40,6 +40,7 @@ WITHOUT_A_TEST_OF_ITS_OWN = {
     "pdkv/node/ports.py": "protocols without code",
     "pdkv/node/ranks.py": "plain values and a protocol; tests/rpc converts each there and back",
     "pdkv/node/settings.py": "plain values of a decode node's tests",
+    "pdkv/cli/bench/pulls.py": "plain values of the tests of sources and sinks",
     "pdkv/transfer/orders.py": "plain values of the engine's tests",
     "pdkv/kvcache/scramble_kernel.py": "runs on a GPU only, which tests/gpu do; what checks it there is tested here",
     "pdkv/transfer/backends/base.py": "a protocol without code",

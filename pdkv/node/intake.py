@@ -194,7 +194,7 @@ class Intake:
         # without digests there is nothing to do while the next portion is read
         page_bytes = self.parts.pool.fmt.page_bytes if self.parts.verifier.checks_digests else 0
         for part in portions(n, page_bytes):
-            self._last = self.pulls.create_task(self._pull(sealed.part(part), remote[part], self._last))
+            self._last = self.pulls.create_task(self._pull(_part(sealed, part), remote[part], self._last))
 
     async def _pull(self, sealed: PagesSealed, remote: RemotePages, before: asyncio.Task[None] | None) -> None:
         """Read and verify at once, commit after the pages before: only a committed prefix is ever extended."""
@@ -308,3 +308,13 @@ class Intake:
         outcome.settled.add_done_callback(
             lambda _: loop.is_closed() or loop.call_soon_threadsafe(manager.release_quarantine, reservation, pages)
         )
+
+
+def _part(sealed: PagesSealed, part: slice) -> PagesSealed:
+    return PagesSealed(
+        sealed.first_index + part.start,
+        sealed.hashes.part(part.start, part.stop),
+        sealed.page_ids[part],
+        sealed.generations[part],
+        sealed.digests[part],
+    )

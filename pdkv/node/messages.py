@@ -70,16 +70,6 @@ class PagesSealed:
     digests: UInt64Array
     """uint64 [pages, 2]: digest of the main bytes, digest of the index bytes."""
 
-    def part(self, pages: slice) -> PagesSealed:
-        """Those with places in [start, stop) of the columns."""
-        return PagesSealed(
-            self.first_index + pages.start,
-            self.hashes.part(pages.start, pages.stop),
-            self.page_ids[pages],
-            self.generations[pages],
-            self.digests[pages],
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
