@@ -7,8 +7,9 @@ room is being made for the head, and the head was passed less than `pass_limit` 
 at most `pass_limit` short ones for itself and for each that was ahead of it.
 
 With a window a request starts when it is sure to get all its pages (`granting`), has those of the window, and gets the
-others as they are needed (`reach`). Those who have started come before all who have not, in the order of their start,
-and are passed by the same rule: while one of them waits, few start, so those who run end and it gets its pages.
+others as they are needed (`reach`); of one peer's, only one at a time with less than its prompt. Those who have started
+come before all who have not, in the order of their start, and are passed by the same rule: while one of them waits, few
+start, so those who run end and it gets its pages.
 
 Pages reserved for prompts that one prefill node is to bring are bounded (`shares`). Who would exceed that stands aside:
 it keeps its place and is not the head, so a node that has stopped holds up those who wait for it, and nobody else.
@@ -284,31 +285,32 @@ class AdmissionQueue:
         """With it, more pages would be reserved for its peer than may be."""
         if waiting.granted.done() or not self.shares.waiting(waiting.ask.peer):
             return False
-        ways, lacking = self._ways(waiting)
-        return not any(self._within_share(waiting, lacking, count) for count in ways)
+        ways, prompt = self._ways(waiting)
+        return not any(self._within_share(waiting, prompt, count) for count in ways)
 
-    def _within_share(self, waiting: _Waiting, lacking: int, count: int) -> bool:
+    def _within_share(self, waiting: _Waiting, prompt: int, count: int) -> bool:
         try:
-            self.shares.require_start(waiting.ask.peer, lacking, count)
+            self.shares.require_start(waiting.ask.peer, prompt, count)
         except CapacityError as error:
             waiting.refused = error
             return False
         return True
 
     def _ways(self, waiting: _Waiting) -> tuple[list[int], int]:
-        """With how many of its pages it may start, the best way first, and how many it lacks.
+        """With how many pages it may start, the best way first, and how many its prompt lacks.
 
-        With a window, or with all where that alone is safe; who comes again may have been given its window before, and
-        then it is safe to be without it.
+        With a window, or with all where that alone is safe. While another one lacks pages of a prompt from the same
+        peer, not with less than its prompt: the peer computes for both, so both would come later, and keep pages for
+        longer. Who comes again may have been given its window before, and then it is safe to be without it.
         """
         ask = waiting.ask
         found = self._manager.tree.match(ask.hashes, limit=ask.max_hit_pages).pages.size
         found = max(found - ask.drop_pages, 0)
-        lacking = ask.pages - found
+        every, prompt = ask.pages - found, min(len(ask.hashes) + 1, ask.pages) - found
         if self._window_pages is None:
-            return [lacking], lacking
-        first = min(self._window_pages, len(ask.hashes) + 1 - found, lacking)
-        return [first, *([0] if waiting.again else []), lacking], lacking
+            return [every], prompt
+        first = prompt if self.shares.lacking(ask.peer) else min(self._window_pages, prompt)
+        return [first, *([0] if waiting.again else []), every], prompt
 
     def _beside(self, waiting: _Waiting) -> int:
         """Others that wait for what it waits for: room in the pool, or in its peer's share."""
@@ -322,8 +324,8 @@ class AdmissionQueue:
             return True
         if self._window_pages is None:  # whoever asks has looked whether it stands aside
             return self._reserved(waiting, None)
-        ways, lacking = self._ways(waiting)
-        return any(self._within_share(waiting, lacking, n) and self._reserved(waiting, n) for n in ways)
+        ways, prompt = self._ways(waiting)
+        return any(self._within_share(waiting, prompt, n) and self._reserved(waiting, n) for n in ways)
 
     def _reserved(self, waiting: _Waiting, ahead: int | None) -> bool:
         """True if it has its pages, or an error that isn't about room."""

@@ -30,6 +30,10 @@ class PeerShares:
         """Requests for that peer."""
         return len(self._of_peer.get(peer, ()))
 
+    def lacking(self, peer: str) -> bool:
+        """One of them has not got all pages of its prompt."""
+        return any(map(lacks, self._of_peer.get(peer, {}).values()))
+
     def charge(self, peer: str, reservation: Reservation) -> None:
         self._peer[reservation.id] = peer
         self._of_peer[peer][reservation.id] = reservation
@@ -45,19 +49,19 @@ class PeerShares:
         return True
 
     def require_start(self, peer: str, lacking: int, count: int) -> None:
-        """A request that lacks so many pages may start with `count` of them. Raises `CapacityError`."""
+        """A request whose prompt lacks so many pages may start with `count`. Raises `CapacityError`."""
         if self._limit is not None and peer in self._of_peer:
-            self._require(peer, [*self._of_peer[peer].values()], (lacking - count, count))
+            self._require(peer, [*self._of_peer[peer].values()], (max(lacking - count, 0), count))
 
     def require_growth(self, reservation: Reservation, count: int) -> None:
         """A request that has started may have `count` more. Raises `CapacityError`."""
         peer = self._peer.get(reservation.id, "")
         if self._limit is not None and peer:
             others = [each for each in self._of_peer[peer].values() if each is not reservation]
-            self._require(peer, others, (reservation.rest - count, len(reservation.pages) + count))
+            self._require(peer, others, (max(lacks(reservation) - count, 0), len(reservation.pages) + count))
 
     def _require(self, peer: str, others: list[Reservation], new: tuple[int, int]) -> None:
-        limit, rows = self._limit or 0, [row for each in others if any(row := (each.rest, len(each.pages)))]
+        limit, rows = self._limit or 0, [row for each in others if any(row := (lacks(each), len(each.pages)))]
         if not rows:
             return
         held = sum(pages for _, pages in rows)
@@ -69,3 +73,8 @@ class PeerShares:
         if short > 0:
             words = f"{held} pages are reserved for prompts from {peer}, {new[1]} more exceed {limit}"
             raise CapacityError(words, peer=peer, held_pages=held, wanted_pages=new[1], short_pages=short)
+
+
+def lacks(reservation: Reservation) -> int:
+    """Pages of its prompt, the tail's among them, that it hasn't got."""
+    return max(min(reservation.prompt_pages + 1, reservation.total_pages) - len(reservation.sequence), 0)

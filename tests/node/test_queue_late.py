@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -168,7 +169,7 @@ def test_who_has_ended_or_asks_for_more_than_it_said_is_told() -> None:
 
 def test_an_exchange_keeps_what_was_committed_and_needs_no_window() -> None:
     async def scenario(bench: Bench) -> None:
-        await start(bench, "a", 8, "p")
+        await start(bench, "a", 8)
         await start(bench, "b", 8, "p")
         old = bench.has["b"]
         bench.manager.commit(
@@ -177,7 +178,7 @@ def test_an_exchange_keeps_what_was_committed_and_needs_no_window() -> None:
         await need(bench, "a", 6, until=6)
         new = bench.has["b"] = await bench.queue.exchange(old, ask(8, long_chain("b", 7), "q"))
         assert (len(new.hit), new.rest, old.alive) == (2, 6, False)
-        assert [bench.queue.shares.waiting(peer) for peer in "pq"] == [1, 1]
+        assert [bench.queue.shares.waiting(peer) for peer in "pq"] == [0, 1]
 
     play(scenario, window_pages=WINDOW)
 
@@ -186,16 +187,31 @@ def test_the_share_of_a_peer_bounds_what_is_taken_and_not_what_is_claimed() -> N
     async def scenario(bench: Bench) -> None:
         for name in "abc":
             await start(bench, name, 4, "p")
-        assert bench.order == ["a", "b"]  # 4 of 6 are taken: with 2 more nobody would get its last 2
-        await need(bench, "a", 3, until=3)
-        waiting = await need(bench, "b", 3, until=3)
+        assert bench.order == ["a", "b"]  # 2 and 4 of 6
+        waiting = await need(bench, "a", 3, until=3)
         assert not waiting.done()
-        bench.queue.settle(bench.has["a"])
+        bench.queue.settle(bench.has["b"])
         await turns(3)
         assert waiting.done()
+        bench.queue.settle(bench.has["a"])
+        await bench.go("b")
         assert bench.order[-1] == "c"
 
     play(scenario, window_pages=WINDOW, peer_pages=6)
+
+
+def test_of_one_peer_only_one_at_a_time_starts_with_less_than_its_prompt() -> None:
+    async def scenario(bench: Bench) -> None:
+        await start(bench, "a", 5, "p")
+        await start(bench, "b", 5, "p")
+        await start(bench, "other", 5, "q")
+        assert [len(bench.has[name].sequence) for name in ("a", "b", "other")] == [2, 5, 2]
+        await start(bench, "c", 3, "q")
+        assert "c" not in bench.has  # 1 is left, and a window would be 2
+        await bench.go("b")
+        assert len(bench.has["c"].sequence) == 3
+
+    play(scenario, window_pages=WINDOW)
 
 
 # --- at random --------------------------------------------------------------------------------------------------------
@@ -210,26 +226,26 @@ class Stream:
         window, share = self.random.choice((1, 2, 4)), self.random.choice((5, PAGES))
         self.queue = AdmissionQueue(self.manager, limit=99, peer_pages=share, window_pages=window)
         self.moves = 0
-        self.at_once = 0
 
     async def request(self, number: int) -> None:
         pages, patience = self.random.randint(1, PAGES), self.random.choice((3, 99, 99))
-        hashes = long_chain(str(self.random.randrange(6)), pages - 1)
-        made = await self.queue.admit(ask(pages, hashes, self.random.choice(("p", "q", ""))))
+        wanted = ask(pages, long_chain(str(self.random.randrange(6)), pages - 1), self.random.choice(("p", "q", "")))
+        made = await self.queue.admit(wanted)
         try:
             while (place := len(made.sequence)) < pages and patience:
-                self.at_once = max(self.at_once, len(self.manager.reservations))
                 patience -= 1
                 first, stop = made.committed, min(place, len(made.hashes))
                 if stop > first:
-                    hashes = made.hashes.part(first, stop)
-                    seal = Verifier(self.manager.pool, "none").seal
+                    hashes, seal = made.hashes.part(first, stop), Verifier(self.manager.pool, "none").seal
                     self.manager.commit(seal(made.id, first, made.sequence[first:stop], hashes))
                 await self.queue.reach(made, place + 1, until=pages)
                 self.moves += 1
                 await turns(self.random.randrange(3))
                 if self.random.random() < 0.1:
                     self.queue.settle(made)
+                if self.random.random() < 0.2:
+                    made = await self.queue.exchange(made, replace(wanted, peer=self.random.choice("pq")))
+                    self.moves += 1
         finally:
             self.queue.settle(made)
             self.manager.end(made)
