@@ -58,7 +58,7 @@ class Sizes:
     chunk_tokens: int = 32_768
     short_chunk_tokens: int = 4_096
     token_us: float = 0.5
-    repetitions: int = 7
+    repetitions: int = 5
 
 
 @dataclass(slots=True)

@@ -58,7 +58,8 @@ def control(
 async def measured(
     cases: Sequence[Case], chunk_tokens: int, token_us: float, repetitions: int, *, scattered: bool = False
 ) -> list[Cost]:
-    """The median of each case; cases take turns, on one pair of nodes, after each was run once.
+    """The median of each case; cases take turns, on one pair of nodes, after each was run once. In each turn the nodes
+    are idle for a while first, to know what that takes now.
 
     The pool holds the largest case and nothing beside it: from the second request on, pages are those of earlier
     requests, evicted.
@@ -69,8 +70,10 @@ async def measured(
     async with pair(pages, chunk_tokens, token_us, scattered=scattered) as nodes:
         for case in cases:
             await nodes.measure(case)
-        await nodes.settle()
-        found = [[await nodes.measure(case) for case in cases] for _ in range(repetitions)]
+        found = []
+        for _ in range(repetitions):
+            await nodes.settle()
+            found.append([await nodes.measure(case) for case in cases])
     return [middle(column) for column in zip(*found, strict=True)]
 
 

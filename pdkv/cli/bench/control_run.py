@@ -46,7 +46,7 @@ T = TypeVar("T")
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 START_S = 120.0
 REQUEST_S = 120.0
-IDLE_S = 1.0
+IDLE_S = 0.5
 """For so long both nodes are watched while nothing is asked of them."""
 
 
@@ -126,7 +126,7 @@ class Pair:
         self._idle_cores: dict[Role, float] = dict.fromkeys(ROLES, 0.0)
 
     async def settle(self) -> None:
-        """Measure an idle pair."""
+        """Measure an idle pair, for the requests that come after it."""
         before = await self._spent()
         await asyncio.sleep(IDLE_S)
         after = await self._spent()
