@@ -202,7 +202,6 @@ def _cut(folder: Path, layers: int) -> Path:
     """The config of a model with fewer layers."""
     config = dict(load_config(MODEL))
     config["num_hidden_layers"] = layers
-    config["indexer_types"] = list(config["indexer_types"])[:layers]
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     return path
