@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from pdkv.adapters.synthetic.engine import SyntheticModel, synthetic_model
 from pdkv.cli.assemble import parts_of
 from pdkv.cli.bench.control_probe import Probe, Span
@@ -167,10 +169,11 @@ def _node(spec: NodeSpec, parts: NodeParts, directory: GrpcDirectory) -> Prefill
 
 
 def _scatter(manager: CacheManager) -> None:
-    """Leave every second page free."""
-    single = [manager.reserve(PageHashes(), 1, max_hit_pages=0) for _ in range(manager.allocator.free_count)]
-    for reservation in single[::2]:
-        manager.end(reservation)
+    """Leave every second page free: the others are held back for good."""
+    everything = manager.reserve(PageHashes(), manager.allocator.free_count, max_hit_pages=0)
+    second = np.arange(len(everything.pages)) % 2 == 0
+    manager.quarantine(everything, everything.pages.where(second), "no two free pages are to be neighbours")
+    manager.end(everything)
 
 
 def _spent(probe: Probe, moments: list[Moment]) -> Spent:
