@@ -92,6 +92,8 @@ class PrefillRequest:
 class Accepted:
     lease_id: LeaseId
     ttl_s: float
+    cached: PagesSealed | None = None
+    """Pages of the prompt that are there already, from the first wanted one on: they come with the first message."""
 
 
 @dataclass(frozen=True, slots=True)

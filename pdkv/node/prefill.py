@@ -186,13 +186,15 @@ class PrefillNode:
         try:
             self.source.grant(lease_id, request.envelope.sender, request.request_id)
             self.parts.at(Stage.LEASED, request.request_id)
-            emit(Accepted(lease_id, self.settings.lease_ttl_s))
+            announced = len(reservation.hit)
+            cached = _announced(self.parts, request, prompt, 0, reservation.hit)
+            emit(Accepted(lease_id, self.settings.lease_ttl_s, cached))
             pulled = await self.pull_back.run(request, prompt, reservation)
             reservation = pulled.reservation
             steps = self.workspace.steps(
                 len(reservation.hit) * prompt.page_tokens, len(prompt.tokens), self.settings.chunk_tokens
             )
-            done = await _PrefillRun(self.parts, steps, request, prompt, reservation).run(emit)
+            done = await _PrefillRun(self.parts, steps, request, prompt, reservation).run(emit, announced)
             manager.hand_over(reservation, lease_id)
             self.parts.at(Stage.DONE, request.request_id)
             emit(replace(done, pages_pulled_back=pulled.pages))
@@ -216,21 +218,20 @@ class _PrefillRun:
         self._reservation = reservation
         self._computation = Computation(parts, steps, prompt, reservation, request.sampling)
 
-    async def run(self, emit: Emit) -> PrefillDone:
+    async def run(self, emit: Emit, announced: int) -> PrefillDone:
+        """`announced` pages, from the first, were told of before."""
         began = _now()
-        computation, wanted = self._computation, self._request.first_page_wanted
+        computation = self._computation
 
         def announce(first: int, standing: LocalPages) -> None:
-            late = max(wanted - first, 0)
-            if late < len(standing):
-                hashes = self._prompt.hashes.part(first + late, first + len(standing))
-                emit(self._parts.columns(first + late, standing[late:], hashes))
+            if pages := _announced(self._parts, self._request, self._prompt, first, standing):
+                emit(pages)
 
         def sealed(first: int, standing: LocalPages) -> None:
             self._parts.at(Stage.SEALED, self._request.request_id)
             announce(first, standing)
 
-        announce(0, self._reservation.hit)
+        announce(announced, self._reservation.hit[announced:])
 
         logits = await computation.run(lambda: self._parts.at(Stage.COMPUTING, self._request.request_id), sealed)
         tail = await self._seal_tail()
@@ -262,6 +263,16 @@ class _PrefillRun:
         )
         parts.manager.seal_private(self._reservation, verified)
         return parts.columns(prompt.recorded_pages, page, tail_hash)
+
+
+def _announced(
+    parts: NodeParts, request: PrefillRequest, prompt: Prompt, first: int, standing: LocalPages
+) -> PagesSealed | None:
+    """Those of `standing`, which are the prompt's pages from `first` on, that the caller wants; None: it has them."""
+    late = max(request.first_page_wanted - first, 0)
+    if late >= len(standing):
+        return None
+    return parts.columns(first + late, standing[late:], prompt.hashes.part(first + late, first + len(standing)))
 
 
 def _this_task() -> asyncio.Task[object]:

@@ -135,6 +135,8 @@ class Pull:
                         self._lease = event
                         self._leased.set()
                         self._wanted.at(Stage.ACCEPTED)
+                        if event.cached is not None:
+                            intake.announce(event.cached)
                     case PagesSealed() if self._lease is not None and brought is None:
                         intake.announce(event)
                     case PrefillDone() if self._lease is not None and brought is None:

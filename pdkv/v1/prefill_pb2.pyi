@@ -238,17 +238,23 @@ class Accepted(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     ttl_s: _builtins.float
+    @_builtins.property
+    def cached(self) -> Global___PagesSealed:
+        """Pages that are there already, from the first wanted one on."""
+
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
         ttl_s: _builtins.float = ...,
+        cached: Global___PagesSealed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "lease_id", b"lease_id", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

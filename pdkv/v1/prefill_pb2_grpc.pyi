@@ -35,7 +35,7 @@ class PrefillStub:
     Connect: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.Introduction, _prefill_pb2.Introduction]
     """Once for a pair of incarnations."""
     Prefill: _grpc.UnaryStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillEvent]
-    """PagesSealed ..., PrefillDone after Accepted. Cancelling is the abort. Never retried by gRPC."""
+    """Accepted, PagesSealed ..., PrefillDone. Cancelling is the abort. Never retried by gRPC."""
     RenewLease: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.LeaseCall, _prefill_pb2.LeaseReply]
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.LeaseCall, _prefill_pb2.LeaseReply]
     """Idempotent."""
@@ -47,7 +47,7 @@ class PrefillAsyncStub(PrefillStub):
     Connect: _aio.UnaryUnaryMultiCallable[_prefill_pb2.Introduction, _prefill_pb2.Introduction]  # type: ignore[assignment]
     """Once for a pair of incarnations."""
     Prefill: _aio.UnaryStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillEvent]  # type: ignore[assignment]
-    """PagesSealed ..., PrefillDone after Accepted. Cancelling is the abort. Never retried by gRPC."""
+    """Accepted, PagesSealed ..., PrefillDone. Cancelling is the abort. Never retried by gRPC."""
     RenewLease: _aio.UnaryUnaryMultiCallable[_prefill_pb2.LeaseCall, _prefill_pb2.LeaseReply]  # type: ignore[assignment]
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_prefill_pb2.LeaseCall, _prefill_pb2.LeaseReply]  # type: ignore[assignment]
     """Idempotent."""
@@ -68,7 +68,7 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _prefill_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_prefill_pb2.PrefillEvent], _abc.AsyncIterator[_prefill_pb2.PrefillEvent]]:
-        """PagesSealed ..., PrefillDone after Accepted. Cancelling is the abort. Never retried by gRPC."""
+        """Accepted, PagesSealed ..., PrefillDone. Cancelling is the abort. Never retried by gRPC."""
 
     @_abc_1.abstractmethod
     def RenewLease(

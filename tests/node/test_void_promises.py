@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pdkv.errors import LeaseExpired
-from pdkv.node.messages import FailurePolicy, PagesSealed
+from pdkv.node.messages import Accepted, FailurePolicy, PagesSealed
 from pdkv.node.stages import Stage
 from tests.node.scene import alone, answers
 from tests.node.trio import Trio, changed_events, fallible, play
@@ -20,6 +20,8 @@ def test_stale_pages_are_asked_for_again_at_the_same_node_once() -> None:
 
         def age(event: Any) -> Any:
             nonlocal stale
+            if isinstance(event, Accepted) and event.cached is not None:
+                return replace(event, cached=age(event.cached))
             if isinstance(event, PagesSealed) and event.first_index == 2 and stale:
                 stale -= 1
                 return replace(event, generations=event.generations - np.uint64(1))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pdkv.ids import PageHashes
-from pdkv.node.messages import Loan, NodeIntro, PagesSealed, PrefillDone, PrefillRequest
+from pdkv.node.messages import Accepted, Loan, NodeIntro, PagesSealed, PrefillDone, PrefillRequest
 from tests.simulation.nodes import Life
 from tests.simulation.world import World
 
@@ -51,6 +51,8 @@ class Garbage:
             return replace(message, offered=self.pages(message.offered))
         if isinstance(message, Loan):
             return replace(message, pages=self.pages(message.pages))
+        if isinstance(message, Accepted) and message.cached is not None:
+            return replace(message, cached=self.pages(message.cached))
         if not isinstance(message, PagesSealed):
             return None
         ids, generations, digests = message.page_ids, message.generations, message.digests

@@ -137,7 +137,7 @@ class Run:
             self.laws.watch(life)
 
     def _sent(self, sender: str, receiver: str, message: Any) -> Any:
-        for sealed in (message, getattr(message, "tail", None), getattr(message, "pages", None)):
+        for sealed in (message, *(getattr(message, name, None) for name in ("cached", "tail", "pages"))):
             if isinstance(sealed, PagesSealed):
                 self.laws.announced(sender, self.fleet.lives[sender].name, sealed)
         if isinstance(message, PrefillRequest) and message.offered is not None:

@@ -113,12 +113,14 @@ def lease_reply_to_pb(envelope: Envelope, ttl_s: float) -> prefill_pb2.LeaseRepl
 
 
 def accepted_to_pb(accepted: Accepted) -> prefill_pb2.Accepted:
-    return prefill_pb2.Accepted(lease_id=accepted.lease_id, ttl_s=accepted.ttl_s)
+    cached = None if accepted.cached is None else sealed_to_pb(accepted.cached)
+    return prefill_pb2.Accepted(lease_id=accepted.lease_id, ttl_s=accepted.ttl_s, cached=cached)
 
 
 def accepted_from_pb(message: prefill_pb2.Accepted) -> Accepted:
     lease_id = LeaseId(checks.name("lease_id", message.lease_id))
-    return Accepted(lease_id, checks.duration_s("ttl_s", message.ttl_s))
+    cached = sealed_from_pb(message.cached) if message.HasField("cached") else None
+    return Accepted(lease_id, checks.duration_s("ttl_s", message.ttl_s), cached)
 
 
 def sealed_to_pb(pages: PagesSealed) -> prefill_pb2.PagesSealed:

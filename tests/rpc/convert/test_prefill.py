@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdkv.errors import BoundsError, PdkvError, ProtocolError
-from pdkv.node.messages import PrefillEvent, PrefillRequest
+from pdkv.node.messages import Accepted, PrefillEvent, PrefillRequest
 from pdkv.rpc.convert import common, prefill
 from pdkv.v1 import prefill_pb2
 from tests.rpc import samples
@@ -22,7 +22,10 @@ def test_request(request: PrefillRequest) -> None:
     assert samples.same(back, request)
 
 
-@given(st.one_of(samples.sealed, samples.dones, st.just(samples.ACCEPTED)))
+accepted = st.builds(Accepted, st.just(samples.ACCEPTED.lease_id), st.just(30.0), st.none() | samples.sealed)
+
+
+@given(st.one_of(samples.sealed, samples.dones, accepted))
 def test_event(event: PrefillEvent) -> None:
     wire = prefill.prefill_event_to_pb(event, samples.ENVELOPE).SerializeToString()
     message = prefill_pb2.PrefillEvent.FromString(wire)
@@ -47,6 +50,10 @@ def _fill(column: object, values: list[int]) -> None:
     column[:] = values  # type: ignore[index]
 
 
+def _cached(pages: prefill_pb2.PagesSealed) -> prefill_pb2.Accepted:
+    return prefill_pb2.Accepted(lease_id="l", ttl_s=1.0, cached=pages)
+
+
 def _longer(name: str) -> Callable[[prefill_pb2.PagesSealed], None]:
     return lambda pages: setattr(pages, name, getattr(pages, name) + bytes(4))
 
@@ -69,6 +76,7 @@ def _ids(*ids: int) -> Callable[[prefill_pb2.PagesSealed], None]:
         (lambda m: m.ClearField("sealed"), "event"),
         (lambda m: m.accepted.CopyFrom(prefill_pb2.Accepted(ttl_s=1.0)), "lease_id"),
         (lambda m: m.accepted.CopyFrom(prefill_pb2.Accepted(lease_id="l")), "ttl_s"),
+        (lambda m: m.accepted.CopyFrom(_cached(prefill_pb2.PagesSealed(hashes=bytes(33)))), "page hashes"),
         (lambda m: m.done.CopyFrom(prefill_pb2.PrefillDone()), "account"),
     ],
 )
