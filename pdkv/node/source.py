@@ -131,12 +131,13 @@ class Source:
 
     def status(self) -> dict[str, LeaseStatus]:
         """Of the leases that expire first."""
-        now_s = _now()
+        held = self.leases.first(LEASES_TOLD)
+        now_s = _now() if held else 0.0  # a node that holds none can be asked outside of its loop
         return {
             str(lease.lease_id): LeaseStatus(
                 str(lease.owner), lease.expires_s - now_s, lease.lease_id in self.computing
             )
-            for lease in self.leases.first(LEASES_TOLD)
+            for lease in held
         }
 
     def _held(self, hashes: PageHashes) -> int:
