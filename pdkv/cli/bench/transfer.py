@@ -215,9 +215,7 @@ def _print(console: Console, sweep: Sweep, fitted: Fitted) -> None:
         console.print(f"left out: {words}", style="dim", highlight=False)
     shares = [share for row in sweep.rows for share in (row.source_huge, row.sink_huge) if share is not None]
     if shares and min(shares) < HUGE_SHARE:
-        words = (
-            f"only {min(shares):.0%} of a pool is on huge pages: copies in a host take twice as long on small ones"
-        )
+        words = f"only {min(shares):.0%} of a pool is on huge pages: copies in a host take twice as long on small ones"
         console.print(words, style="yellow", highlight=False)
     for row in sweep.rows:
         if row.failure:
