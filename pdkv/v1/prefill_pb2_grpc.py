@@ -73,7 +73,7 @@ class PrefillServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prefill(self, request, context):
-        """PagesSealed ..., PrefillDone after Accepted. Cancelling is the abort. Never retried by gRPC.
+        """Accepted, PagesSealed ..., PrefillDone. Cancelling is the abort. Never retried by gRPC.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
