@@ -318,7 +318,7 @@ class CacheManager(PageMoves):
         self.leased[lease_id] = LeasedPages(holder, reservation.node, sealed)
 
     def lend(self, hashes: PageHashes, lease_id: LeaseId) -> LocalPages:
-        """Let a lease lock the longest prefix of `hashes` that is cached, and return its pages; if there is none, nothing
+        """Let a lease lock the longest prefix of `hashes` that is cached, and return its pages; without one, nothing
         happens.
 
         Raises `DuplicateRequest` if that lease keeps pages already.
