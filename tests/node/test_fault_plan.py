@@ -42,6 +42,14 @@ class Peer:
     async def release_lease(self, call: Any) -> None:
         self.calls.append("release_lease")
 
+    async def locate(self, call: Any) -> int:
+        self.calls.append("locate")
+        return 3
+
+    async def lend(self, call: Any) -> str:
+        self.calls.append("lend")
+        return "a loan"
+
     async def prefill(self, request: Any) -> AsyncGenerator[PrefillEvent, None]:
         self.calls.append("prefill")
         for number in range(6):
@@ -245,6 +253,22 @@ def test_a_twin_that_is_refused_is_nobodys_affair(monkeypatch: pytest.MonkeyPatc
         assert len(await _said(peer)) == 1
 
     monkeypatch.setattr(Peer, "prefill", refused)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", ["locate", "lend"])
+def test_calls_to_a_source_fail_too(call: str) -> None:
+    async def main() -> None:
+        directory, told = Directory(), []
+        plan = FaultPlan.parse(f"fail@{call}:nth=1,duplicate@{call}:nth=2")
+        peer: Any = plan.sources(directory, lambda *fault: told.append(fault)).peer("d0:1")
+        with pytest.raises(InjectedFault, match=call):
+            await getattr(peer, call)(None)
+        assert await getattr(peer, call)(None) in (3, "a loan")
+        assert directory.node.calls == [call, call]
+        assert told == [("fail", call, 1), ("duplicate", call, 1)]
+        assert FaultPlan.parse("").sources(directory) is directory
+
     asyncio.run(main())
 
 
