@@ -22,9 +22,10 @@ def cost(tokens: int, prefill_ms: float, decode_ms: float, *, in_flight: int = 1
     return Cost(Case(tokens, in_flight), 100.0, exposed_ms, exposed_ms - 1, sides)
 
 
-def found(whole: Cost) -> Found:
+def found(whole: Cost, short_ms: float = 80.0) -> Found:
     base = [cost(1 << 10, 1.0, 1.0), cost(1 << 16, 5.0, 6.0)]
-    return Found([*base, whole], [whole], [whole], [cost(1 << 16, 5.0, 6.0, in_flight=n) for n in (1, 64)])
+    short = [cost(1 << 16, 5.0, 6.0), cost(1 << 20, 80.0, short_ms)]
+    return Found([*base, whole], [whole], short, [cost(1 << 16, 5.0, 6.0, in_flight=n) for n in (1, 64)])
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,10 @@ def test_targets_are_met_or_missed(whole, missed):
 
 
 def test_growth_is_that_of_the_side_that_grows_more():
-    growth = checks(found(cost(1 << 20, 16 * 5.0, 16 * 6.6)), SIZES)[2]
-    assert growth.value == pytest.approx(1.1)
-    assert "prefill 1.00, decode 1.10" in growth.note
+    grown = checks(found(cost(1 << 20, 16 * 5.0, 16 * 6.6)), SIZES)[2]
+    assert grown.value == pytest.approx(1.1)
+    assert "16,384 pages / 1,024: prefill 1.00, decode 1.10; short chunks: prefill 1.00, decode 0.83" in grown.note
+    assert checks(found(cost(1 << 20, 16 * 5.0, 16 * 6.6), short_ms=16 * 9.0), SIZES)[2].value == pytest.approx(1.5)
 
 
 def test_the_report_holds_every_case(
