@@ -21,7 +21,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ from pdkv.rpc.channels import Channels  # noqa: E402
 from pdkv.rpc.client import ClientSettings  # noqa: E402
 from pdkv.rpc.security import PlainText  # noqa: E402
 
+HUGE_SHARE = 0.9
+POOLS = 5
+"""At once, of `Sizes.pages`: source and sink, raw source and raw sink, and what memcpy copies from."""
+BESIDE_BYTES = 3 << 30
+"""Taken by six processes, and left to the system."""
 PLAIN, PROVED = "pull, no digests", "pull, digests"
 STREAM_PLAIN, STREAM_PROVED = "streaming, no digests", "streaming, digests"
 
@@ -89,6 +94,13 @@ class Stand:
         pair = Pair(self.nodes, base.setup, self.sources, self.sinks)
         one = replace(base, pages=1, digests=True)
         await pair.build([base, one])
+        huge = dict(zip(("source", "sink"), await pair.huge_shares(), strict=True))
+        self.report.figures["huge_pages"] = huge
+        if min(huge.values()) < HUGE_SHARE:
+            # copies over CMA take twice as long on small pages, and raw pools may have got others
+            self.console.print(
+                f"[yellow]pools are not on huge pages, as far as {huge}: nothing here is to be believed[/]"
+            )
         await self._idle(pair)
         await self._small_reads(pair, one)
         first = (await self._pulled(pair, base)).pulled[0]
@@ -264,7 +276,26 @@ def _shown(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def require_memory(sizes: Sizes) -> None:
+    """A machine that runs out of it swaps, or kills what it likes: raises `SystemExit` before that."""
+    pools_bytes = POOLS * sizes.pages * Nodes(sizes.model).fmt.page_bytes
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free_bytes = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    if free_bytes < pools_bytes + BESIDE_BYTES:
+        raise SystemExit(
+            f"{(pools_bytes + BESIDE_BYTES) / 1e9:.1f} GB of memory needed, {free_bytes / 1e9:.1f} are free"
+        )
+
+
+def make_room() -> None:
+    """Ask the system to move memory together, so that there are huge pages to be had: root may."""
+    with suppress(OSError):
+        Path("/proc/sys/vm/compact_memory").write_text("1")
+
+
 async def measure(sizes: Sizes, report: Report, console: Console) -> None:
+    require_memory(sizes)
+    make_room()
     async with Workers() as workers:
         channels = Channels(PlainText())
         try:
