@@ -1,6 +1,6 @@
 """Pages all at once, or late: what a decode node with a small pool makes of long prompts either way.
 
-    python benchmarks/reservation.py [--quick] [--requests 24] [--json FILE]
+    python benchmarks/reservation.py [--quick] [--pools 130,200,400] [--requests 24] [--json FILE]
 
 One prefill node, and for each size of the pool two decode nodes that differ in `--reserve` alone, processes of their
 own on this host; a synthetic engine that takes for each token the time that a device would. The same requests come to
@@ -219,16 +219,22 @@ async def measure(pools: Sequence[int], repetitions: int, count: int) -> dict[in
     return found
 
 
+def sizes(words: str) -> tuple[int, ...]:
+    return tuple(map(int, words.split(",")))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smallest and the largest pool, once each")
+    parser.add_argument("--quick", action="store_true", help="each pool once")
+    parser.add_argument("--pools", default=POOLS, type=sizes, help="pages of each decode node's, with commas")
     parser.add_argument("--requests", type=int, default=24, help="of a run (default 24)")
     parser.add_argument("--json", type=Path, help="where the report goes")
     options = parser.parse_args()
-    command_line = f"python benchmarks/reservation.py --requests {options.requests}" + " --quick" * options.quick
-    report, console, began = Report("reservation", command_line), Console(), time.monotonic()
-    pools = (POOLS[0], POOLS[-1]) if options.quick else POOLS
-    found = asyncio.run(measure(pools, 1 if options.quick else 3, options.requests))
+    pools = ",".join(map(str, options.pools))
+    command_line = f"python benchmarks/reservation.py --pools {pools} --requests {options.requests}"
+    report = Report("reservation", command_line + " --quick" * options.quick)
+    console, began = Console(), time.monotonic()
+    found = asyncio.run(measure(options.pools, 1 if options.quick else 3, options.requests))
     report.figures["pools"] = {pool: {way: asdict(f) for way, f in ways.items()} for pool, ways in found.items()}
     report.elapsed_s = time.monotonic() - began
     console.print(f"load {stamp()['load_1m']}, {report.elapsed_s:.0f} s; medians")
