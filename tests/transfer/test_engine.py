@@ -385,6 +385,17 @@ def test_a_thread_with_nothing_left_to_read_rests_at_once() -> None:
     pace.moved(11.0)
     pace.ended()
     assert pace.rest(11.0001, reading=False) == settings.idle_s
-    pace.served(12.0)
+    pace.flowed(12.0, engine_module.MORE_S / 2)
     pace.ended()
-    assert pace.rest(12.0001, reading=False) == 0.0, "a peer still reads from here"
+    assert pace.rest(12.0001, reading=False) == settings.reading_s, "a peer still reads from here"
+
+
+def test_bytes_that_flow_are_looked_at_every_so_often_and_many_at_once() -> None:
+    """However few they are: what a socket takes in `reading_s` may need less CPU than an idle look."""
+    settings = TransferSettings(idle_s=0.005, reading_s=0.0005)
+    pace = engine_module._Pace(settings)
+    pace.flowed(10.0, engine_module.MORE_S * 2)
+    assert pace.rest(10.0, reading=False) == 0.0
+    assert [pace.rest(10.0 + engine_module.FLOWING_S * 0.9, reading=False) for _ in range(9)] == [0.0005] * 9
+    later = [pace.rest(10.0 + engine_module.FLOWING_S * 1.1, reading=False) for _ in range(5)]
+    assert later == pytest.approx([0.001, 0.002, 0.004, 0.005, 0.005])
