@@ -69,10 +69,10 @@ WORK_S = 0.00005
 class _Pace:
     """How long to sleep between two steps.
 
-    Not at all just after an own read was posted or ended, then twice as long each time. Bytes that only flow, here or to
-    a peer, can wait for `reading_s` in the socket, unless a step had so many to move that there may be more at once:
-    polled without a pause they took three times the CPU, at the same rate. When no own read is left there is nothing to
-    wait for but peers that read, and a command wakes the thread at once.
+    Not at all just after an own read was posted or ended, then twice as long each time. Bytes that only flow, here or
+    to a peer, can wait for `reading_s` in the socket, unless a step had so many to move that there may be more at once:
+    polled without a pause they took twice the CPU, at the same rate. When no own read is left there is nothing to wait
+    for but peers that read, and a command wakes the thread at once.
     """
 
     def __init__(self, settings: TransferSettings) -> None:
