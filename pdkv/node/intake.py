@@ -37,6 +37,9 @@ from pdkv.transfer.engine import Flow, ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
 """A page whose digest differs is read once more; then it is data loss."""
+WHOLE_BYTES = 128 << 20
+"""What is announced together and not more than that is not cut: of a prompt that comes in chunks, one is proved while
+the next is read anyway."""
 PORTION_BYTES = 256 << 20
 """Most of what is read before it is proved."""
 LAST_PORTION_BYTES = 32 << 20
@@ -48,11 +51,10 @@ def portions(pages: int, page_bytes: int) -> Iterator[slice]:
 
     One is proved while the next is read, so each is half of what is left, until that is soon proved.
     """
-    first = 0
+    first, whole = 0, pages * page_bytes <= WHOLE_BYTES
     while first < pages:
-        left = pages - first
-        count = left
-        if left * page_bytes > LAST_PORTION_BYTES:
+        count = left = pages - first
+        if not whole and left * page_bytes > LAST_PORTION_BYTES:
             count = max(min(left // 2, PORTION_BYTES // page_bytes), 1)
         yield slice(first, first + count)
         first += count
