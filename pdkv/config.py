@@ -32,6 +32,7 @@ from pdkv.fields import (
     Takes,
     ZmqEndpoint,
     field_kind,
+    host_of,
 )
 from pdkv.geometry.byte_ledger import usable_pages
 from pdkv.geometry.page_layout import INDEX_PAGE_ROWS
@@ -85,8 +86,8 @@ class ServiceConfig(BaseModel):
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         for field, host in (
-            ("advertise", _host(self.advertise)),
-            ("bind", _host(self.bind) if not self.advertise else ""),
+            ("advertise", host_of(self.advertise)),
+            ("bind", host_of(self.bind) if not self.advertise else ""),
         ):
             if host in ("0.0.0.0", "[::]", "::", "*"):
                 raise ValueError(f"{field}: no peer can dial {host}; name the address that peers dial in advertise")
@@ -177,6 +178,8 @@ class NodeConfig(ServiceConfig):
     """UCX transports to allow, as in UCX_TLS; empty: all."""
     net_devices: str = ""
     """Network devices to use, as in UCX_NET_DEVICES; empty: all."""
+    rails: Annotated[tuple[str, ...], Listed] = ()
+    """Network devices instead, as UCX names them: a rail each, over which every read is spread; none: one rail."""
     require_rdma: bool = False
     """Refuse a peer that is reached over another lane."""
     read_max_bytes: Bytes = 256 * MIB
@@ -393,8 +396,3 @@ def _named(cls: type[ServiceConfig], error: ValidationError) -> ConfigError:
 def host_name() -> str:
     """A pod's or machine's own name, as far as a node may be called so."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:63].lstrip("._-") or "node"
-
-
-def _host(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    return host if colon and port.isdigit() else address

@@ -49,6 +49,12 @@ class Takes:
     words: str
 
 
+def host_of(address: str) -> str:
+    """Of host:port, or of a host alone."""
+    host, colon, port = address.rpartition(":")
+    return host if colon and port.isdigit() else address
+
+
 def _size(value: object) -> object:
     if not isinstance(value, str):
         return value

@@ -37,6 +37,7 @@ from pdkv.node.flow import Worker
 from pdkv.node.oracle import Oracle
 from pdkv.node.ports import Drafter
 from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.backends.base import BackendFactory
 from pdkv.transfer.backends.ucx_settings import allow
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
@@ -176,6 +177,14 @@ def _pool(config: NodeConfig, fmt: PageFormat, node: int | None) -> SlotPool:
     return pool
 
 
+def rails_of(config: NodeConfig) -> dict[str, BackendFactory]:
+    """What makes the backends of each rail, by device. Raises `ConfigError` for devices that can't all be rails."""
+    if len(set(config.rails)) < len(config.rails) or (config.rails and config.net_devices):
+        given = ",".join(config.rails) + (f" with net_devices {config.net_devices}" if config.net_devices else "")
+        raise ConfigError("rails", given, "each device once, and then no net_devices")
+    return {device: backend_factory(config.backend, device) for device in config.rails or ("",)}
+
+
 def _transfer(
     config: NodeConfig, name: PeerName, faults: FaultPlan, pool: SlotPool, cpus: frozenset[int]
 ) -> TransferEngine:
@@ -185,8 +194,7 @@ def _transfer(
         fence_after_s=config.fence_after_s,
         cpus=cpus,
     )
-    factory = faults.backends(backend_factory(config.backend))
-    engine = TransferEngine(factory, name, pool.map(), settings=settings)
+    engine = TransferEngine(faults.backends(rails_of(config)), name, pool.map(), settings=settings)
     facts = pool.memory.facts() | {"registered": str(engine.status().registration)}
     log.info("pool: %s", "; ".join(f"{what}: {words}" for what, words in facts.items()))
     return engine

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -110,9 +110,9 @@ class FaultPlan:
         rules = [rule for rule in self.rules if rule.place in CALLS]
         return _FaultyDirectory(inner, _Faults(rules, self.seed, told or tell)) if rules else inner
 
-    def backends(self, inner: BackendFactory) -> BackendFactory:
-        """`inner`, with the plan's faults in every read."""
-        return faulty.faulty(inner, self.reads, lambda kind, of, count: tell(kind, f"read.{of}", count))
+    def backends(self, rails: Mapping[str, BackendFactory]) -> Mapping[str, BackendFactory]:
+        """Of each rail, with the plan's faults in every read."""
+        return faulty.faulty_rails(rails, self.reads, lambda kind, of, count: tell(kind, f"read.{of}", count))
 
 
 class _Faults:

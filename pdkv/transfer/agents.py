@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from pdkv.errors import PdkvError
 from pdkv.geometry.page_layout import PoolMap
-from pdkv.ids import PeerName
 from pdkv.transfer.backends.base import AgentName, Backend, End, EndState, Lane, Posted, Prepared, Side
 from pdkv.transfer.descriptors import table_rows
 from pdkv.transfer.landing import ROW_BYTES, LandingRows
+from pdkv.transfer.lines import Line, Peer
 from pdkv.transfer.orders import Registration
 from pdkv.transfer.schedule import Mark
-from pdkv.transfer.tasks import Peer, Table, Task, Wanted
+from pdkv.transfer.tasks import Table, Task, Wanted
 
 
 def serving(make: Callable[[], Backend], pool: PoolMap) -> tuple[Backend, Registration]:
@@ -36,15 +36,18 @@ def serving(make: Callable[[], Backend], pool: PoolMap) -> tuple[Backend, Regist
     return backend, registration
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Run:
     """A read that was posted."""
 
     task: Task
+    line: Line
     wanted: Wanted
     posted: Posted
     post_s: float
     mark: Mark
+    stranded: bool = False
+    """Its line is down: once nothing lands by it any more, another line brings it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +72,7 @@ class ReadingAgent:
         """Given up by the backend without proof of their end."""
         self._backend = backend
         self._pool = pool
-        self._links: dict[PeerName, _Link] = {}
+        self._links: dict[Line, _Link] = {}
         try:
             _register_pool(backend, pool)
             backend.register(landing.address, landing.length, "DRAM", 0)
@@ -78,61 +81,60 @@ class ReadingAgent:
             backend.close()
             raise
 
-    def knows(self, peer: Peer) -> bool:
-        return peer.name in self._links
+    def knows(self, line: Line) -> bool:
+        return line in self._links
 
-    def link(self, peer: Peer) -> bool:
-        """Make a peer's memory readable here, if it isn't: True if it wasn't. Leaves nothing behind if it raises.
+    def link(self, peer: Peer, line: Line) -> None:
+        """Make a peer's memory readable here by that line, if it isn't. Leaves nothing behind if it raises.
 
         Raises `ProtocolError` (metadata damaged or another's), `BoundsError` (memory that is not registered there),
         `PeerLost`.
         """
-        if self.knows(peer):
-            return False
-        self._links[peer.name] = self._linked(peer)
-        return True
+        if not self.knows(line):
+            self._links[line] = self._linked(peer, line)
 
-    def unlink(self, peer: Peer) -> None:
+    def unlink(self, line: Line) -> None:
         """Only when none of its reads runs. Raises `TransferError` if the backend can't let it go."""
-        link = self._links.pop(peer.name, None)
+        link = self._links.pop(line, None)
         if link is not None:
             for prepared in (link.local, link.remote, link.rows):
                 self._backend.release(prepared)
-            self._backend.remove_peer(AgentName(str(peer.name)))
+            self._backend.remove_peer(line.agent)
 
-    def post(self, task: Task, wanted: Wanted, mark: Mark) -> None:
-        """Start a read from a peer that is linked."""
-        link = self._links[task.peer.name]
+    def post(self, task: Task, line: Line, wanted: Wanted, mark: Mark) -> None:
+        """Start a read on a line that is linked."""
+        link = self._links[line]
         if wanted.table is Table.PAGES:
             mine, theirs = link.local, link.remote
         else:
             mine, theirs = self._landing, link.rows
         task.outstanding += 1
-        task.peer.began(wanted)
+        line.began(wanted.bytes, mark.now)
         began = time.monotonic()
         posted = self._backend.post(Side(mine, wanted.local), Side(theirs, wanted.remote))
-        self.running.append(Run(task, wanted, posted, time.monotonic() - began, mark))
+        self.running.append(Run(task, line, wanted, posted, time.monotonic() - began, mark))
 
-    def collect(self) -> list[tuple[Run, End]]:
+    def collect(self, now: float) -> list[tuple[Run, End]]:
         """Reads that have ended since; those that ended LOST stay outstanding."""
         self._backend.progress()
         ended = [(run, end) for run in self.running if (end := self._backend.poll(run.posted)) is not None]
         for run, end in ended:
             self.running.remove(run)
-            run.task.peer.finished(run.wanted)
+            run.line.finished(run.wanted.bytes)
+            run.line.quiet_s = now
             if end.state is EndState.LOST:
                 self.lost.append(run)
             else:
                 run.task.outstanding -= 1
         return ended
 
-    def first_lane(self, peer: Peer) -> Lane | None:
-        """What carries the peer's reads, when the first of them has just ended well; None after that."""
-        link = self._links.get(peer.name)
+    def first_lane(self, line: Line) -> Lane | None:
+        """What carries the line's reads, when the first of them has just ended well; None after that."""
+        link = self._links.get(line)
         if link is None or link.proven:
             return None
         link.proven = True
-        return self._backend.lane(AgentName(str(peer.name)))
+        return self._backend.lane(line.agent)
 
     def close(self) -> list[Run]:
         """Destroy it. What was outstanding can't write any more. Raises `TransferError`: then it still can."""
@@ -141,14 +143,14 @@ class ReadingAgent:
         for run in outstanding:
             run.task.outstanding -= 1
         for run in self.running:
-            run.task.peer.finished(run.wanted)
+            run.line.finished(run.wanted.bytes)
         self.running, self.lost = [], []
         self._links.clear()
         return outstanding
 
-    def _linked(self, peer: Peer) -> _Link:
-        agent, theirs = AgentName(str(peer.name)), peer.offer.pool
-        self._backend.add_peer(agent, peer.offer.metadata)
+    def _linked(self, peer: Peer, line: Line) -> _Link:
+        agent, theirs = line.agent, peer.offer.pool
+        self._backend.add_peer(agent, line.metadata)
         prepared: list[Prepared] = []
         try:
             for owner, table, memory in (

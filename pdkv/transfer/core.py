@@ -3,7 +3,8 @@
 Guarantees: one stalled peer holds back only reads of its own (a share of the bytes under way); a peer that
 disconnected gets no new read; a peer is removed only when none of its reads is unsettled; adding and removing one peer
 never overlap; a read that stays unsettled is fenced off, and settles with its agent's end, while other peers' reads
-end well; `close` answers everything that is outstanding, after the agents are gone.
+end well; a read that went astray on a line that is down is posted on another line only when it has proven to be over,
+by its end or its agent's; `close` answers everything that is outstanding, after the agents are gone.
 """
 
 from __future__ import annotations
@@ -13,40 +14,50 @@ import math
 from concurrent.futures import Future
 from functools import partial
 
-import numpy as np
 import xxhash
 
-from pdkv.errors import BoundsError, LaneRefused, PdkvError, PeerLost, ProtocolError, TransferError
+from pdkv.errors import BoundsError, PdkvError, PeerLost, ProtocolError, TransferError
 from pdkv.geometry.page_layout import PoolMap
-from pdkv.ids import SINK_PAGE, PeerName
-from pdkv.transfer.agents import ReadingAgent, Run, serving
-from pdkv.transfer.backends.base import AgentName, BackendFactory, End, EndState
+from pdkv.ids import PeerName
+from pdkv.transfer.agents import Run
+from pdkv.transfer.backends.base import BackendFactory, End, EndState, Lane
 from pdkv.transfer.descriptors import plan
+from pdkv.transfer.failover import Failover
 from pdkv.transfer.landing import LandingRows
-from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus, Unsettled
-from pdkv.transfer.rotation import Rotation
+from pdkv.transfer.lines import Peer
+from pdkv.transfer.orders import (
+    PeerOffer,
+    Probe,
+    ReadOrder,
+    ReadOutcome,
+    TransferSettings,
+    TransferStatus,
+)
+from pdkv.transfer.rails import RailFactories, Rails
 from pdkv.transfer.schedule import Schedule
-from pdkv.transfer.tasks import OrderTask, Peer, ProbeTask, Table, Task, Ticket, Wanted
+from pdkv.transfer.tasks import SCRATCH, OrderTask, ProbeTask, Table, Task, Ticket, Wanted, held_back
 
 logger = logging.getLogger(__name__)
 
 FENCED = "its agent was fenced off and destroyed"
-_SCRATCH = np.array([SINK_PAGE], np.int32)
-"""Piece 0 of page 0 on either side: the write sink, which anybody may read and overwrite."""
 
 
 class TransferCore:
     """Owns the agents. Not thread-safe: everything but `status` is called from the thread that made it.
 
-    Two agents, so that a fence never cuts off peers that read from here: one serves, under the node's name, and lives
-    as long as the core; another reads, and is replaced by a fence.
+    Two agents a rail, so that a fence never cuts off peers that read from here: one serves, and lives as long as the
+    core; another reads, and is replaced by a fence.
     """
 
-    def __init__(self, factory: BackendFactory, name: PeerName, pool: PoolMap, settings: TransferSettings) -> None:
+    def __init__(
+        self, rails: BackendFactory | RailFactories, name: PeerName, pool: PoolMap, settings: TransferSettings
+    ) -> None:
+        """One backend factory is one rail, over whatever device."""
+        factories = {"": rails} if callable(rails) else rails
         self._pool = pool
         self._settings = settings
         self._tasks: list[Task] = []
-        self._schedule = Schedule(settings)
+        self._schedule = Schedule(settings, len(factories))
         self._stopped = ""
         self._soonest = math.inf
         """Of the deadlines; nothing is due before."""
@@ -55,18 +66,11 @@ class TransferCore:
         self._unsettled: tuple[Task, ...] = ()
         self.peers: dict[PeerName, Peer] = {}
         self._landing = LandingRows(settings.landing_rows)
-
-        def reader(number: int) -> ReadingAgent:
-            # the number first: UCX keeps only the beginning of a name
-            agent = AgentName(f"read{number}.{name}")
-            return ReadingAgent(agent, factory(agent), pool, self._landing)
-
-        self._readers = Rotation(reader, every_s=settings.fence_every_s)
-        own = AgentName(str(name))
-        self._serving, self._registration = serving(partial(factory, own), pool)
-        self._own: tuple[str, ...] = (own,)
-        self.metadata = self._serving.metadata()
-        self.backend_name = self._serving.name
+        self._rails = Rails(factories, name, pool, self._landing, settings)
+        self._failover = Failover(self._rails, settings, self._take)
+        self._closed = False
+        self.metadata = self._rails.metadata
+        self.backend_name = self._rails.backend_name
 
     @property
     def busy(self) -> bool:
@@ -76,29 +80,32 @@ class TransferCore:
     @property
     def reading(self) -> bool:
         """A posted read has not ended."""
-        return self._readers.reading
+        return self._rails.reading
 
     def status(self, now: float) -> TransferStatus:
         """From any thread: what the last step left."""
-        rows: dict[PeerName, Unsettled] = {}
-        for task in self._unsettled:
-            if task.pages and not task.over and task.unsettled_since is not None:
-                name, age_s = task.peer.name, now - task.unsettled_since
-                row = rows.get(name, Unsettled(name, 0, 0, 0.0))
-                rows[name] = Unsettled(name, row.reads + 1, row.pages + task.pages, max(row.oldest_s, age_s))
-        agents = (*self._own, *(agent.name for agent in self._readers.agents))
-        unsettled, readers = tuple(rows.values()), self._readers
-        return TransferStatus(agents, readers.rotations, unsettled, readers.error, self._registration)
+        readers = [rail.readers for rail in self._rails]
+        return TransferStatus(
+            agents=() if self._closed else self._rails.agents,
+            rotations=sum(rotation.rotations for rotation in readers),
+            unsettled=held_back(self._unsettled, now),
+            fence_error="; ".join(filter(None, (rotation.error for rotation in readers))),
+            registration=self._rails.registration,
+            rails=self._rails.status(tuple(self.peers.values())),
+        )
 
     def serve(self) -> None:
         """Let peers connect, and send what they read where that is ours to do."""
-        self._serving.progress()
+        self._rails.serve()
 
     def postpone(self, late_s: float) -> None:
         """Nobody looked for so long: deadlines of what is waited for move on by it."""
         for task in self._tasks:
             task.deadline += late_s
         self._soonest += late_s
+        for peer in self.peers.values():
+            for line in peer.lines:
+                line.quiet_s += late_s
 
     def step(self, now: float) -> bool:
         """Collect ends, keep deadlines (against `now`, monotonic seconds), fence, post. True if a read moved."""
@@ -106,6 +113,8 @@ class TransferCore:
         if now >= self._soonest:
             self._give_up_late(now)
         if not self._stopped:
+            if self._failover.watch(self.peers.values(), now):
+                self._changed = True
             self._fence(now)
         if moved or self._changed:
             # with nothing new there is nothing to post, and an idle step has to be cheap
@@ -133,14 +142,13 @@ class TransferCore:
             if self._holds_reads(known):
                 raise PeerLost(f"{name} was here before and has reads that have not settled", peer=name)
             self._forget(known)
-        peer = Peer(name, offer, plan(self._pool, offer.pool))
-        self._readers.current().link(peer)
+        peer = Peer.offered(name, offer, plan(self._pool, offer.pool), len(self._rails))
+        self._introduce(peer, ticket.drawn)
         peer.arrivals.append(ticket.future)
         self.peers[name] = peer
         first_read: Ticket[Probe] = Ticket(drawn=ticket.drawn)
         first_read.future.add_done_callback(partial(self._arrived, peer))
-        wanted = Wanted(Table.PAGES, _SCRATCH, _SCRATCH)
-        self._take(ProbeTask(peer, wanted, first_read, self._settings.connect_s))
+        self._take(ProbeTask(peer, SCRATCH, first_read, self._settings.connect_s))
 
     def remove_peer(self, name: PeerName, ticket: Ticket[None]) -> None:
         """Takes no new read for it at once; answered when its last read has settled and it is gone."""
@@ -176,7 +184,7 @@ class TransferCore:
         if peer.lost:
             raise PeerLost(f"{name}: {peer.lost}", peer=name, reason=peer.lost)
         row = self._landing.take(1)
-        task = ProbeTask(peer, Wanted(Table.ROWS, row, _SCRATCH), ticket, self._settings.probe_s)
+        task = ProbeTask(peer, Wanted(Table.ROWS, row, SCRATCH.remote), ticket, self._settings.probe_s)
         task.release = partial(self._landing.give_back, row)
         self._take(task)
 
@@ -190,17 +198,17 @@ class TransferCore:
     def close(self, reason: str) -> None:
         """Destroy the agents, then answer every task. Raises what the backend raises: then nothing is settled."""
         try:
-            self._settle(self._readers.close(), reason)
+            for run in self._rails.close():
+                run.task.ended(run.wanted, End(EndState.FAILED, reason), run.post_s)
         finally:
             for task in self._tasks:
                 task.give_up(reason)
             self._tasks.clear()
-            self._serving.close()
         for peer in self.peers.values():
             for waiting in peer.departures:
                 waiting.set_result(None)
         self.peers.clear()
-        self._own, self._unsettled = (), ()
+        self._closed, self._unsettled = True, ()
 
     def _take(self, task: Task) -> None:
         self._changed = True
@@ -218,7 +226,8 @@ class TransferCore:
 
     def _arrived(self, peer: Peer, first_read: Future[Probe]) -> None:
         """The scratch read has its answer: so has whoever added the peer."""
-        error = first_read.exception() or self._refusal(peer)
+        refusal = peer.refusal() if self._settings.require_rdma else None
+        error = first_read.exception() or refusal
         waiting, peer.arrivals = peer.arrivals, []
         if error is not None:
             peer.lost, peer.leaving = str(error), True
@@ -229,34 +238,62 @@ class TransferCore:
             else:
                 future.set_exception(error)
 
-    def _refusal(self, peer: Peer) -> LaneRefused | None:
-        if peer.lane.rdma or not self._settings.require_rdma:
-            return None
-        return LaneRefused(
-            f"RDMA is required, but reads from {peer.name} go over {peer.lane.name}",
-            peer=peer.name,
-            lane=peer.lane.name,
-            detail=peer.lane.detail,
-        )
+    def _introduce(self, peer: Peer, now: float) -> None:
+        """Make the peer known on all lines. Raises what `ReadingAgent.link` raises, unless another line is left."""
+        for line in peer.lines:
+            try:
+                self._rails.linked(peer, line)
+            except PdkvError as error:
+                # another device may do, but what the peer says of itself is wrong by any
+                one_line = isinstance(error, PeerLost | TransferError)
+                if not (one_line and self._failover.failed(peer, line, str(error), now)):
+                    self._rails.unlink(peer)
+                    raise
 
     def _collect(self, now: float) -> bool:
-        ended = [(agent, run, end) for agent in self._readers.agents for run, end in agent.collect()]
+        ended = self._rails.collect(now)
         for agent, run, end in ended:
-            peer = run.task.peer
-            if end.state is EndState.DONE and run.wanted.bytes:
-                self._schedule.window.arrived(run.wanted.bytes, run.mark, now)
-            if end.state is EndState.DONE and (lane := agent.first_lane(peer)) is not None:
-                peer.lane = lane
-                if not peer.arrivals and (refused := self._refusal(peer)):
-                    self._lose(peer, str(refused))
-            # before the others stop: this one would end as FAILED with them, though nothing proves that it has
-            if end.state is EndState.LOST:
-                run.task.lost(end)
-            else:
+            if end.state is EndState.DONE:
+                if run.wanted.bytes:
+                    self._schedule.window.arrived(run.wanted.bytes, run.mark, now)
+                self._failover.moved(run.task.peer, run.line, now)
+                self._note_lane(run, agent.first_lane(run.line))
                 run.task.ended(run.wanted, end, run.post_s)
-            if end.disconnected:
-                self._lose(peer, end.reason)
+            else:
+                self._ended_without(run, end, now)
         return bool(ended)
+
+    def _note_lane(self, run: Run, lane: Lane | None) -> None:
+        peer = run.task.peer
+        if lane is not None:
+            run.line.lane = lane
+            if self._settings.require_rdma and not peer.arrivals and (refusal := peer.refusal()):
+                self._lose(peer, str(refusal))
+
+    def _ended_without(self, run: Run, end: End, now: float) -> None:
+        """It didn't bring its data: another line has to, where there is one."""
+        peer = run.task.peer
+        elsewhere = self._failover.failed(peer, run.line, end.reason, now)
+        if elsewhere and self._is_wanted(run):
+            if end.state is EndState.FAILED:
+                self._again(run)
+            return  # LOST: it may still write, until its agent is gone
+        # before the others stop: this one would end as FAILED with them, though nothing proves that it has
+        if end.state is EndState.LOST:
+            run.task.lost(end)
+        else:
+            run.task.ended(run.wanted, end, run.post_s)
+        if end.disconnected and not elsewhere:
+            self._lose(peer, end.reason)
+
+    def _is_wanted(self, run: Run) -> bool:
+        """Any line may bring it, and somebody waits for it."""
+        return not run.task.failure and run.task.line is None
+
+    def _again(self, run: Run) -> None:
+        """Nothing lands any more by this run: its part may be posted anew."""
+        run.task.again(run.wanted)
+        self._schedule.again(run.task)
 
     def _lose(self, peer: Peer, reason: str) -> None:
         """No new read from it; those that run end by themselves or are fenced off."""
@@ -272,23 +309,28 @@ class TransferCore:
         one whose probes without an end keep most of the landing rows: there would soon be none to read anything with.
         """
         since = now - self._settings.fence_after_s
-        outstanding = self._readers.outstanding
-        stalled = [run.task.peer for run in outstanding if run.task.holds(since)]
-        scarce = 2 * self._landing.free < self._settings.landing_rows
-        worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in outstanding)
-        if (stalled or worn) and self._readers.start(now):
-            names = sorted({str(p.name) for p in stalled}) or ["lost probes"]
-            logger.warning("reads from %s stay unsettled: fenced off", ", ".join(names))
-            for peer in stalled:
-                self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
-            return  # one slow thing a step
-        self._settle(self._readers.finish(), FENCED)
+        for rail in self._rails:
+            outstanding = rail.readers.outstanding
+            stalled = [run.task.peer for run in outstanding if run.task.holds(since)]
+            scarce = 2 * self._landing.free < self._settings.landing_rows
+            worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in outstanding)
+            stranded = any(run.stranded for run in outstanding)
+            if (stalled or worn or stranded) and rail.readers.start(now, alone=not stranded):
+                names = sorted({str(p.name) for p in stalled}) or ["a line that is down" if stranded else "lost probes"]
+                logger.warning("reads from %s stay unsettled: fenced off", ", ".join(names))
+                for peer in stalled:
+                    self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
+                return  # one slow thing a step
+            self._settle(rail.readers.finish())
 
-    def _settle(self, runs: list[Run], reason: str) -> None:
+    def _settle(self, runs: list[Run]) -> None:
         """Their agent is gone: nothing lands any more."""
         self._changed |= bool(runs)
         for run in runs:
-            run.task.ended(run.wanted, End(EndState.FAILED, reason), run.post_s)
+            if run.stranded and self._is_wanted(run):
+                self._again(run)
+            else:
+                run.task.ended(run.wanted, End(EndState.FAILED, FENCED), run.post_s)
 
     def _post(self, now: float) -> bool:
         """One read a step at most: over a lane where the caller copies, posting is the whole copy.
@@ -298,17 +340,19 @@ class TransferCore:
         chosen = self._schedule.choose()
         if chosen is None:
             return False
-        task, most_bytes = chosen
-        agent = self._readers.current()
+        task, line = chosen.task, chosen.line
         try:
-            agent.link(task.peer)
+            agent = self._rails.linked(task.peer, line)
         except PdkvError as error:
             # after a rotation: it was known to the agent before
-            self._lose(task.peer, str(error))
+            if task.line is not None:
+                task.stop(str(error))
+            if not self._failover.failed(task.peer, line, str(error), now):
+                self._lose(task.peer, str(error))
             return True
         mark = self._schedule.window.mark(now)
-        wanted = task.next(most_bytes)
-        agent.post(task, wanted, mark)
+        wanted = task.next(chosen.most_bytes)
+        agent.post(task, line, wanted, mark)
         self._schedule.posted(task, wanted)
         return True
 
@@ -336,11 +380,10 @@ class TransferCore:
     def _forget(self, peer: Peer) -> None:
         del self.peers[peer.name]
         error: PdkvError | None = None
-        for agent in self._readers.agents:
-            try:
-                agent.unlink(peer)
-            except PdkvError as refused:
-                error = refused
+        try:
+            self._rails.unlink(peer)
+        except PdkvError as refused:
+            error = refused
         for future in peer.departures:
             if error is None:
                 future.set_result(None)

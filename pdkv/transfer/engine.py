@@ -35,6 +35,7 @@ from pdkv.transfer.orders import (
     TransferSettings,
     TransferStatus,
 )
+from pdkv.transfer.rails import RailFactories
 from pdkv.transfer.tasks import Ticket
 
 __all__ = [
@@ -111,7 +112,7 @@ class TransferEngine:
 
     def __init__(
         self,
-        backend_factory: BackendFactory,
+        rails: BackendFactory | RailFactories,
         name: PeerName,
         pool: PoolMap,
         *,
@@ -127,7 +128,7 @@ class TransferEngine:
         self._end: Future[None] = Future()
         started: Future[TransferCore] = Future()
         self._thread = threading.Thread(
-            target=self._main, args=(backend_factory, pool, started), name=f"transfer {name.node}", daemon=True
+            target=self._main, args=(rails, pool, started), name=f"transfer {name.node}", daemon=True
         )
         self._thread.start()
         self._core = started.result()
@@ -222,12 +223,12 @@ class TransferEngine:
     def _closed_error(self) -> TransferError:
         return TransferError(f"the transfer engine of {self._name} is closed", node=self._name)
 
-    def _main(self, backend_factory: BackendFactory, pool: PoolMap, started: Future[TransferCore]) -> None:
+    def _main(self, rails: BackendFactory | RailFactories, pool: PoolMap, started: Future[TransferCore]) -> None:
         try:
             _move_to(self._settings.cpus)
             if pool.memory == "VRAM":
                 _use_gpu(pool.device)
-            core = TransferCore(backend_factory, self._name, pool, self._settings)
+            core = TransferCore(rails, self._name, pool, self._settings)
         except Exception as error:
             started.set_exception(error)
             return

@@ -45,6 +45,10 @@ class TransferSettings:
     """How long a read may stay unsettled before its agent is fenced off and destroyed."""
     fence_every_s: float = 10.0
     """At most one fence within it: each registers the pool once more."""
+    line_stall_s: float = 2.0
+    """Where there are several lines to a peer: one is down when nothing came on it for so long, and on others did."""
+    line_retry_s: float = 5.0
+    """Until one that is down is tried again; twice as long each time."""
     cpus: frozenset[int] = frozenset()
     """Where the thread runs; empty: wherever it is."""
 
@@ -156,15 +160,28 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
+class RailStatus:
+    """A rail of this node."""
+
+    device: str
+    """Empty: any."""
+    lanes: tuple[str, ...]
+    """What carries reads on it, by name."""
+    down: tuple[str, ...]
+    """Peers that are not read from on it, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransferStatus:
     """The engine at one moment."""
 
     agents: tuple[str, ...]
-    """The one that serves, the one that reads, and one that is being fenced off; empty after `close`."""
+    """Those that serve, one a rail; those that read, and those that are being fenced off; empty after `close`."""
     rotations: int
     unsettled: tuple[Unsettled, ...]
     """A row a peer."""
     fence_error: str = ""
     """Why the last fence came to nothing, if it did."""
     registration: Registration = Registration()
-    """Of the pool, by the agent that serves."""
+    """Of the pool, by the agents that serve."""
+    rails: tuple[RailStatus, ...] = ()

@@ -1,8 +1,8 @@
 """The agents that read: one takes the new reads; one at most is fenced off, ends the reads it has and is destroyed.
 
-Guarantees: the agent for new reads is replaced only by one that was made, so a fence that fails leaves everything as it
-was; an agent is destroyed only when each read that it still has was given up; only then are those reads handed out
-as settled. No agent is made before something is to be read.
+Guarantees: where there is but one rail, the agent for new reads is replaced only by one that was made, so a fence that
+fails leaves everything as it was; an agent is destroyed only when each read that it still has was given up or is
+stranded; only then are those reads handed out as settled. No agent is made before something is to be read.
 """
 
 from __future__ import annotations
@@ -53,24 +53,30 @@ class Rotation:
             self._current = self._new()
         return self._current
 
-    def start(self, now: float) -> bool:
-        """New reads go to a new agent from here on. False if that is not possible now."""
+    def start(self, now: float, *, alone: bool = True) -> bool:
+        """New reads go to a new agent from here on. False if that is not possible now.
+
+        Unless this rail is `alone`, the old one goes without a new one too: none can be made where a device is gone.
+        """
         if self._current is None or self._retired is not None or now < self._not_before:
             return False
         self._not_before = now + self._every_s
+        fresh: ReadingAgent | None
         try:
             fresh = self._new()
         except PdkvError as error:
             logger.warning("no second agent for a fence: %s", error)
             self.error = str(error)
-            return False
+            if alone:
+                return False
+            fresh = None
         self._retired, self._current = self._current, fresh
         return True
 
     def finish(self) -> list[Run]:
         """Destroy the agent that was fenced off when it has no read but those given up: they are settled."""
         old = self._retired
-        if old is None or not all(run.task.failure for run in old.running):
+        if old is None or not all(run.stranded or run.task.failure for run in old.running):
             return []
         self._retired = None
         try:

@@ -1,10 +1,11 @@
-"""Which read is posted next, and how large it is: the links are shared by rule.
+"""Which read is posted next, how large it is and on which line: the links are shared by rule.
 
 Guarantees: as many bytes are under way as arrive in `under_way_s`, measured, so that whoever comes next waits for no
-more and the link never waits for us; each peer has its share of them, so that one that stands still holds back no
-other; flows take turns by bytes, also over several peers; a flow near its end goes before those that are not; of what
-is posted while both wait, the others get an eighth. A flow that waits is served after a bounded number of bytes,
-whatever comes meanwhile: who is new begins behind all that wait.
+more and the links never wait for us; each peer has its share of them, so that one that stands still holds back no
+other, and its lines share that: the next read goes to the one with the least under way. Flows take turns by bytes, also
+over several peers; a flow near its end goes before those that are not; of what is posted while both wait, the others
+get an eighth. A flow that waits is served after a bounded number of bytes, whatever comes meanwhile: who is new begins
+behind all that wait.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pdkv.transfer.lines import Line, Peer
 from pdkv.transfer.orders import TransferSettings
-from pdkv.transfer.tasks import Peer, Task, Wanted
+from pdkv.transfer.tasks import Task, Wanted
 
 LEAST_BYTES = 2 << 20
 """Under way at least."""
 READS_AT_ONCE = 2
-"""Of one peer at least, whatever their size: the next one is known there when one ends."""
+"""On one line at least, whatever their size: the next one is known there when one ends."""
 LARGEST_AT_ONCE = 4
-"""Under way at most: so many reads of the largest size."""
+"""Under way at most: so many reads of the largest size, on each rail."""
 LITTLE_BYTES = 16 << 20
 """A flow with so little left is near its end: a tail, a short request."""
 LAST_SHARE = 16
@@ -43,9 +45,9 @@ class Mark:
 class Window:
     """How many bytes are to be under way, by the rate at which they arrive, from all peers together."""
 
-    def __init__(self, settings: TransferSettings) -> None:
+    def __init__(self, settings: TransferSettings, rails: int = 1) -> None:
         self._under_way_s = settings.under_way_s
-        self._most = LARGEST_AT_ONCE * settings.read_max_bytes
+        self._most = LARGEST_AT_ONCE * settings.read_max_bytes * rails
         self._rate = 0.0
         """Bytes a second."""
         self._arrived = 0
@@ -67,6 +69,15 @@ class Window:
         if took_s > 0:
             rate = (self._arrived - posted.arrived) / took_s
             self._rate += (rate - self._rate) / (_SMOOTH if self._rate else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A read of so many bytes of pages at most, or of page-table rows, on that line."""
+
+    task: Task
+    line: Line
+    most_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +105,8 @@ class _Flow:
 class Schedule:
     """The tasks that have something to post."""
 
-    def __init__(self, settings: TransferSettings) -> None:
-        self.window = Window(settings)
+    def __init__(self, settings: TransferSettings, rails: int = 1) -> None:
+        self.window = Window(settings, rails)
         self._largest = settings.read_max_bytes
         self._short: list[Task] = []
         """Probes, and orders of which only page-table rows are left: they cost no time on a link."""
@@ -109,17 +120,28 @@ class Schedule:
         if not task.left:
             self._short.append(task)
             return
-        key = task if task.flow is None else task.flow.id
-        flow = self._flows.setdefault(key, _Flow())
+        flow = self._flows.setdefault(_key(task), _Flow())
         flow.tasks.append(task)
         self._place(flow, new=len(flow.tasks) == 1)
 
-    def choose(self) -> tuple[Task, int] | None:
-        """The task whose read is to be posted now, and the most bytes of it; None while nothing may be."""
+    def again(self, task: Task) -> None:
+        """A part of it that was posted is to be posted anew."""
+        if task in self._short:
+            self._short.remove(task)
+        if not task.left:
+            self._short.append(task)
+            return
+        flow = self._flows.setdefault(_key(task), _Flow())
+        if task not in flow.tasks:
+            flow.tasks.appendleft(task)
+        self._place(flow, new=len(flow.tasks) == 1)
+
+    def choose(self) -> Choice | None:
+        """What is to be posted now; None while nothing may be."""
         self._short = [task for task in self._short if not (task.over or task.failure)]
         for task in self._short:
-            if task.due:
-                return task, 0
+            if task.due and not task.left:
+                return Choice(task, task.line or min(task.peer.up, key=lambda line: line.load), 0)
         open_ = list(self._open())
         ending = [choice for choice in open_ if choice[0].ending]
         others = [choice for choice in open_ if not choice[0].ending]
@@ -127,16 +149,13 @@ class Schedule:
         if not self._contended:
             self._owed = 0.0
         among = others if not ending or self._owed > 0 else ending
-        if not among:
-            return None
-        _, task, most = min(among, key=lambda choice: choice[0].turn)
-        return task, most
+        return min(among, key=lambda choice: choice[0].turn)[1] if among else None
 
     def posted(self, task: Task, wanted: Wanted) -> None:
         """That read was posted."""
         if not wanted.bytes:
             return
-        key = task if task.flow is None else task.flow.id
+        key = _key(task)
         flow = self._flows[key]
         if self._contended:
             self._owed += wanted.bytes / AHEAD if flow.ending else -wanted.bytes
@@ -149,19 +168,21 @@ class Schedule:
         else:
             self._place(flow, new=False)
 
-    def _open(self) -> Iterator[tuple[_Flow, Task, int]]:
-        """Flows of which something may be posted: the next task, and the most bytes."""
+    def _open(self) -> Iterator[tuple[_Flow, Choice]]:
+        """Flows of which something may be posted, and what."""
         heads = [(flow, head) for flow in self._flows.values() if (head := flow.head()) is not None and head.due]
         of: Counter[Peer] = Counter(head.peer for _, head in heads)
         for flow, head in heads:
-            peer = head.peer
-            share = self.window.bytes * of[peer] // len(heads)
+            lines = head.peer.up
+            share = self.window.bytes * of[head.peer] // (len(heads) * len(lines))
             # what is copied while it is posted never runs beside another read
-            at_once = 1 if peer.lane.copied else READS_AT_ONCE
-            most = max(peer.plan.page_bytes, min(self._largest, share // at_once))
+            at_once = 1 if all(line.lane.copied for line in lines) else READS_AT_ONCE
+            most = max(head.peer.plan.page_bytes, min(self._largest, share // at_once))
             # the same for all of a peer's flows: small reads must not fill the room that a large one waits for
-            if peer.parts < READS_AT_ONCE or peer.under_way + most <= share:
-                yield flow, head, most
+            room = [line for line in lines if line.parts < READS_AT_ONCE or line.under_way + most <= share]
+            if room:
+                least = min(room, key=lambda line: line.load)
+                yield flow, Choice(head, least, min(most, -(-head.left // len(lines))))
 
     def _place(self, flow: _Flow, *, new: bool) -> None:
         """Behind those that wait, if it is new to them."""
@@ -174,3 +195,7 @@ class Schedule:
         """The highest turn of others."""
         turns = [other.turn for other in self._flows.values() if other is not flow and other.ending is ending]
         return max(turns, default=flow.turn)
+
+
+def _key(task: Task) -> object:
+    return task if task.flow is None else task.flow.id

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -19,11 +19,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, TransferError
-from pdkv.ids import Int32Array, PeerName
-from pdkv.transfer.backends.base import UNKNOWN_LANE, End, EndState, Lane
-from pdkv.transfer.descriptors import ReadPlan
+from pdkv.ids import SINK_PAGE, Int32Array, PeerName
+from pdkv.transfer.backends.base import End, EndState
 from pdkv.transfer.landing import LandingRows
-from pdkv.transfer.orders import Flow, PeerOffer, Probe, ReadOrder, ReadOutcome, ReadStatus
+from pdkv.transfer.lines import Line, Peer
+from pdkv.transfer.orders import Flow, Probe, ReadOrder, ReadOutcome, ReadStatus, Unsettled
 
 T = TypeVar("T")
 ROWS_AT_ONCE = 1024
@@ -46,40 +46,8 @@ class Wanted:
     remote: Int32Array
     bytes: int = 0
     """Of pages."""
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """A peer that was added, and all that is needed to add it to another agent."""
-
-    name: PeerName
-    offer: PeerOffer
-    plan: ReadPlan
-    lane: Lane = UNKNOWN_LANE
-    running: int = 0
-    """Reads that the backend has not ended, on whatever agent."""
-    parts: int = 0
-    """Those of pages among them."""
-    under_way: int = 0
-    """Bytes of those."""
-    lost: str = ""
-    """Why no new read is posted, once the peer is gone."""
-    leaving: bool = False
-    arrivals: list[Future[None]] = field(default_factory=list)
-    """Waiting for its first read to end."""
-    departures: list[Future[None]] = field(default_factory=list)
-    """Waiting for its removal."""
-
-    def began(self, wanted: Wanted) -> None:
-        self.running += 1
-        self.parts += bool(wanted.bytes)
-        self.under_way += wanted.bytes
-
-    def finished(self, wanted: Wanted) -> None:
-        """The backend has ended that read, or its agent is gone."""
-        self.running -= 1
-        self.parts -= bool(wanted.bytes)
-        self.under_way -= wanted.bytes
+    part: slice = field(default_factory=lambda: slice(0, 0))
+    """Of the order's columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,12 +58,19 @@ class Ticket(Generic[T]):
     drawn: float = field(default_factory=time.monotonic)
 
 
+_SINK = np.array([SINK_PAGE], np.int32)
+SCRATCH = Wanted(Table.PAGES, _SINK, _SINK)
+"""Piece 0 of page 0 on either side: the write sink, which anybody may read and overwrite."""
+
+
 class Task(ABC):
     """The common part: what was posted, until when, and how it stops."""
 
     pages = 0
     """That it holds back when it is unsettled."""
     flow: Flow | None = None
+    line: Line | None = None
+    """It is about this one; otherwise any will do."""
 
     def __init__(self, peer: Peer, ticket: Ticket[Any], wait_s: float) -> None:
         self.peer = peer
@@ -133,6 +108,10 @@ class Task(ABC):
     @abstractmethod
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
         """One of its reads has ended DONE or FAILED; it doesn't count as outstanding any more."""
+
+    @abstractmethod
+    def again(self, wanted: Wanted) -> None:
+        """One of its reads has proven to be over without its data, on a line that is down: post it anew."""
 
     @abstractmethod
     def lost(self, end: End) -> None:
@@ -184,12 +163,12 @@ class OrderTask(Task):
         if self._parts:
             part = _cut(self._parts, max(1, most_bytes // plan.page_bytes))
             indices = plan.indices(order.local[part], order.remote[part])
-            return Wanted(Table.PAGES, *indices, (part.stop - part.start) * plan.page_bytes)
+            return Wanted(Table.PAGES, *indices, (part.stop - part.start) * plan.page_bytes, part)
         if self._rows is None:
             self._rows = self._landing.take(self.pages)
             self._row_parts.append(slice(0, self.pages))
         part = _cut(self._row_parts, ROWS_AT_ONCE)
-        return Wanted(Table.ROWS, self._rows[part], order.remote.array[part])
+        return Wanted(Table.ROWS, self._rows[part], order.remote.array[part], part=part)
 
     def ended(self, wanted: Wanted, end: End, post_s: float) -> None:
         is_data = wanted.table is Table.PAGES
@@ -204,12 +183,16 @@ class OrderTask(Task):
         else:
             self.stop(end.reason)
 
+    def again(self, wanted: Wanted) -> None:
+        (self._parts if wanted.table is Table.PAGES else self._row_parts).appendleft(wanted.part)
+
     def lost(self, end: End) -> None:
         self.give_up(end.reason)
 
     def stop(self, reason: str) -> None:
         self.failure = self.failure or reason
         self._parts.clear()
+        self._row_parts.clear()
         self._conclude()
 
     def give_up(self, reason: str) -> None:
@@ -283,6 +266,9 @@ class ProbeTask(Task):
             self.future.set_result(Probe(time.monotonic() - self.ticket.drawn))
         self._finish()
 
+    def again(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
     def lost(self, end: End) -> None:
         # it can only touch scratch bytes: the task is over, but its landing row stays taken
         self._fail(PeerLost if end.disconnected else TransferError, end.reason)
@@ -311,6 +297,17 @@ class ProbeTask(Task):
         self.over = True
         self.release()
         self.release = lambda: None
+
+
+def held_back(tasks: Iterable[Task], now: float) -> tuple[Unsettled, ...]:
+    """By tasks that have answered before they were over, a row a peer."""
+    rows: dict[PeerName, Unsettled] = {}
+    for task in tasks:
+        if task.pages and not task.over and task.unsettled_since is not None:
+            name, age_s = task.peer.name, now - task.unsettled_since
+            row = rows.get(name, Unsettled(name, 0, 0, 0.0))
+            rows[name] = Unsettled(name, row.reads + 1, row.pages + task.pages, max(row.oldest_s, age_s))
+    return tuple(rows.values())
 
 
 def _cut(parts: deque[slice], most: int) -> slice:

@@ -219,6 +219,8 @@ def test_the_contract_has_the_effective_sharing_not_the_one_asked_for(topk: int,
         ({"indexer_types": ("full",)}, "indexer_types, entries"),
         ({"indexer_types": ("shared",) * 8}, "indexer_types[0]"),
         ({"device": "cuda"}, "memory"),
+        ({"rails": ("eth0", "eth1", "eth0")}, "rails"),
+        ({"rails": ("eth0",), "net_devices": "eth0"}, "rails"),
         ({"memory": "file", "memory_path": "/nowhere/pool"}, "pool bytes"),
     ],
 )
@@ -237,6 +239,13 @@ def test_ucx_settings_reach_its_environment_unless_the_operator_set_them(environ
     with parts_of(ucx_tls="tcp,self", net_devices="eth0"):
         assert os.environ["UCX_TLS"] == "tcp,self"
         assert os.environ["UCX_NET_DEVICES"] == "mlx5_0:1"
+
+
+def test_each_device_is_a_rail() -> None:
+    with parts_of(rails=("eth0", "eth1")) as parts:
+        assert [rail.device for rail in parts.transfer.status().rails] == ["eth0", "eth1"]
+    with parts_of() as parts:
+        assert [rail.device for rail in parts.transfer.status().rails] == [""]
 
 
 def test_other_weights_are_another_contract() -> None:

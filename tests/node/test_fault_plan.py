@@ -279,9 +279,12 @@ def test_a_connection_is_dropped_through_the_faults() -> None:
 
 
 def test_faults_of_reads_are_told_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    made = LoopbackNet().backend
+    net = LoopbackNet()
+    made = {"one": net.backend, "two": net.backend}
     assert FaultPlan.parse("kill@decode.reading:nth=9").backends(made) is made
-    backend = FaultPlan.parse("garble:nth=1").backends(made)(AgentName("a"))
+    rails = FaultPlan.parse("garble:nth=2").backends(made)
+    one, backend = rails["one"](AgentName("a")), rails["two"](AgentName("a2"))
+    one.add_peer(AgentName("b"), net.backend(AgentName("b")).metadata())
     with pytest.raises(ProtocolError):
         backend.add_peer(AgentName("b"), b"{}")
     assert json.loads(capsys.readouterr().err) == {"fault": "garble", "stage": "read.peers", "count": 1}

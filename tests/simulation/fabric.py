@@ -88,6 +88,8 @@ class Fabric:
         self.amid: dict[str, Callable[[], None]] = {}
         """By node: what is to happen amid its next data read."""
         self._cut_until: dict[frozenset[str], float] = {}
+        self._down_until: dict[tuple[str, int], float] = {}
+        """By node and rail."""
         self._graves: dict[str, SimulatedBackend] = {}
         """Agents whose process died."""
         self._heirs: dict[str, str] = {}
@@ -121,17 +123,25 @@ class Fabric:
         until = self.world.now + seconds
         self._cut_until[frozenset((a, b))] = max(until, self._cut_until.get(frozenset((a, b)), 0.0))
 
+    def cut_rail(self, node: str, rail: int, seconds: float) -> None:
+        """Nothing moves over one rail of a node for a while."""
+        until = self.world.now + seconds
+        self._down_until[node, rail] = max(until, self._down_until.get((node, rail), 0.0))
+
     def mend(self) -> None:
         """Everything moves, and nothing is planned any more."""
-        for plans in (self.scripts, self.slow_until, self.amid, self._cut_until):
+        for plans in (self.scripts, self.slow_until, self.amid, self._cut_until, self._down_until):
             plans.clear()
 
-    def stalls(self, reader: Process, read: Read) -> bool:
-        """The link is cut, or the source stands still and has to do something for its bytes to move."""
+    def stalls(self, reader: SimulatedBackend, read: Read) -> bool:
+        """The link or a rail is cut, or the source stands still and has to do something for its bytes to move."""
         source = self.agents.get(read.source)
         if source is None:
             return False
-        if self.world.now < self._cut_until.get(frozenset((reader.name, source.process.name)), 0.0):
+        ends = (reader, source)
+        if any(self.world.now < self._down_until.get((end.process.name, end.rail), 0.0) for end in ends):
+            return True
+        if self.world.now < self._cut_until.get(frozenset((reader.process.name, source.process.name)), 0.0):
             return True
         return not self.one_sided and source.process.stopped_until > self.world.now
 
@@ -152,12 +162,13 @@ class Fabric:
 class SimulatedBackend:
     """`transfer.backends.base.Backend` in a world."""
 
-    def __init__(self, fabric: Fabric, process: Process, name: str) -> None:
+    def __init__(self, fabric: Fabric, process: Process, name: str, rail: int = 0) -> None:
         if name in fabric.agents:
             raise ProtocolError(f"an agent named {name} is there already")
         self.fabric = fabric
         self.world = fabric.world
         self.process = process
+        self.rail = rail
         self.agent = name
         self.regions: list[tuple[int, int]] = []
         self.running: list[Read] = []
@@ -253,7 +264,7 @@ class SimulatedBackend:
     def _require_sole_writer(self, read: Read) -> None:
         if read.claims and read.claims[0] == ANYBODY:
             return
-        for other in self.running:
+        for other in (read for agent in self.fabric.of(self.process) for read in agent.running):
             if other.left:
                 there = {other.local[i] for i in other.left}
                 self.world.require(there.isdisjoint(read.local), f"{self.agent}: two reads write to the same bytes")
@@ -294,7 +305,7 @@ class SimulatedBackend:
     def _land(self, read: Read, part: list[int]) -> None:
         if self.closed or not read.left:
             return
-        if self.fabric.stalls(self.process, read):
+        if self.fabric.stalls(self, read):
             self.world.after(STALL_S, self._land, read, part)
             return
         places = [self.fabric.address(read, piece) for piece in part]
@@ -331,7 +342,7 @@ class SimulatedBackend:
             self._over(read, End(EndState.FAILED, "simulated failure"), landing=False)
         elif kind == "lose":
             self._over(read, End(EndState.LOST, "simulated loss"), landing=True)
-        elif read.left or self.fabric.stalls(self.process, read):
+        elif read.left or self.fabric.stalls(self, read):
             self.world.after(STALL_S, self._end, read)
         else:
             self._over(read, End(EndState.DONE, bytes=sum(read.lengths), descriptors=len(read.lengths)), landing=False)

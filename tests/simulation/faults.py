@@ -171,6 +171,17 @@ class Faults:
 
     # --- reads ----------------------------------------------------------------------------------------------------
 
+    def rail_down(self, life: Life, peer: Life, request: RequestId) -> None:
+        """Of a node that reads or is read from, in the middle of its next read or at once."""
+        some = self.world.random.choice((life, peer))
+        name, rail = some.process.name, int(self.world.random.random() * self.fleet.shape.rails[some.role])
+        seconds = self.world.random.choice((0.2, 1.0, 4.0, 12.0))
+        cut = partial(self.fleet.fabric.cut_rail, name, rail, seconds)
+        if self.world.chance(0.5):
+            cut()
+        else:
+            self.fleet.fabric.amid[self._reader(life, peer).process.name] = cut
+
     def read_fails(self, life: Life, peer: Life, request: RequestId) -> None:
         self._script(life, peer, ReadFault("fail"))
 
@@ -335,6 +346,7 @@ KINDS: dict[str, Callable[[Faults, Life, Life, RequestId], None]] = {
     "reorder": Faults.reorder,
     "delay": Faults.delay,
     "lease-calls-lost": Faults.lease_calls_lost,
+    "rail-down": Faults.rail_down,
     "read-fails": Faults.read_fails,
     "read-lost": Faults.read_lost,
     "read-late": Faults.read_late,

@@ -27,8 +27,10 @@ from pdkv.node.flow import Worker
 from pdkv.node.intake import Intake
 from pdkv.node.links import Links
 from pdkv.node.pull_back import PullBack
+from pdkv.transfer.agents import Run
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.orders import ReadStatus
+from pdkv.transfer.rotation import Rotation
 from pdkv.transfer.tasks import OrderTask, Wanted
 
 Mutation = Callable[[], Any]
@@ -207,6 +209,24 @@ def pulled_in_place() -> Any:
     return patch.object(PullBack, "_exchanged", kept)
 
 
+def read_again_before_the_fence() -> Any:
+    """What went astray on a rail that is down is posted on another one while its agent is still there."""
+
+    def finish(rotation: Rotation) -> list[Run]:
+        old = rotation._retired
+        if old is None or not all(run.stranded or run.task.failure for run in old.running):
+            return []
+        rotation._retired, outstanding = None, [*old.running, *old.lost]
+        for run in outstanding:
+            run.task.outstanding -= 1
+        for run in old.running:
+            run.line.finished(run.wanted.bytes)
+        rotation.rotations += 1
+        return outstanding
+
+    return patch.object(Rotation, "finish", finish)
+
+
 def no_fence() -> Any:
     """Reads without an end hold their pages back for ever."""
     return patch.object(TransferCore, "_fence", lambda self, now: None)
@@ -246,6 +266,7 @@ MUTATIONS: dict[str, Mutation] = {
     "index-apart": index_apart,
     "step-abandoned": step_abandoned,
     "pulled-in-place": pulled_in_place,
+    "read-again-before-the-fence": read_again_before_the_fence,
     "no-fence": no_fence,
     "pages-leaked": pages_leaked,
     "blacklisted": blacklisted,

@@ -27,6 +27,7 @@ from pdkv.node.oracle import Oracle
 from pdkv.node.preemption import PreemptPolicy
 from pdkv.node.prefill import PrefillNode, PrefillSettings
 from pdkv.node.stages import Stage
+from pdkv.transfer.lines import serving_agent
 from pdkv.transfer.orders import TransferSettings
 from tests.simulation.fabric import ANYBODY, Fabric, Watch
 from tests.simulation.model import FORMAT, PAGE, VOCAB, SimulatedEngine, contract
@@ -63,6 +64,8 @@ class Shape:
     preempt: PreemptPolicy
     placements: tuple[PlacementKind, ...]
     chunk_pages: int
+    rails: dict[str, int]
+    """Of a node, by its role."""
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Shape:
@@ -86,6 +89,7 @@ class Shape:
             preempt=PreemptPolicy.NONE if window_pages else rng.choice(tuple(PreemptPolicy)),
             placements=rng.choice((("page_major",), ("layer_major",), ("page_major", "layer_major"))),
             chunk_pages=rng.choice((1, 2, 4)),
+            rails={role: rng.choice((1, 1, 2, 3)) for role in ("prefill", "decode")},
         )
 
 
@@ -247,8 +251,11 @@ class Fleet:
             probe_s=1.0,
             fence_after_s=shape.fence_after_s,
             fence_every_s=1.0,
+            line_stall_s=0.3,
+            line_retry_s=0.5,
         )
-        life.transfer = SimulatedTransfer(self.fabric, process, _Claims(life), peer, pool.map(), settings)
+        claims, rails = _Claims(life), shape.rails[role]
+        life.transfer = SimulatedTransfer(self.fabric, process, claims, peer, pool.map(), settings, rails=rails)
         life.transfer.checked = lambda order, outcome: self.checked(life, order, outcome)
         life.workers = (SimulatedWorker(process, 0.004 * shape.pace), SimulatedWorker(process, 0.001))
         engine = SimulatedEngine(pool)
@@ -268,7 +275,8 @@ class Fleet:
         )
         before = self.lives.get(name)
         if before is not None:
-            self.fabric.inherit(str(before.name), str(peer))
+            for rail in range(rails):
+                self.fabric.inherit(serving_agent(before.name, rail), serving_agent(peer, rail))
         self.lives[name] = life
         self.all_lives.append(life)
         process.call_soon(self._boot, life)

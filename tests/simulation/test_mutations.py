@@ -23,6 +23,7 @@ CAUGHT = {
     "index-apart": "wrong bytes",
     "step-abandoned": "the engine writes to",
     "pulled-in-place": "are written to by the engine under a read",
+    "read-again-before-the-fence": "two reads write|writes to a page it lost|got a new owner under a read",
     "no-fence": "never come to rest",
     "pages-leaked": "never come to rest",
     "blacklisted": "gets nothing from",

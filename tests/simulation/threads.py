@@ -143,7 +143,15 @@ class SimulatedTransfer:
     """`node.ports.Transfer` over the product's core: it steps when commands come, reads end or deadlines pass."""
 
     def __init__(
-        self, fabric: Fabric, process: Process, watch: Watch, name: PeerName, pool: PoolMap, settings: TransferSettings
+        self,
+        fabric: Fabric,
+        process: Process,
+        watch: Watch,
+        name: PeerName,
+        pool: PoolMap,
+        settings: TransferSettings,
+        *,
+        rails: int = 1,
     ) -> None:
         self.process = process
         self.settings = settings
@@ -154,12 +162,12 @@ class SimulatedTransfer:
         self._due: Handle | None = None
         self._missed_s = 0.0
 
-        def agent(name: AgentName) -> SimulatedBackend:
-            backend = SimulatedBackend(fabric, process, name)
+        def agent(rail: int, name: AgentName) -> SimulatedBackend:
+            backend = SimulatedBackend(fabric, process, name, rail)
             backend.watch, backend.moved = watch, self._soon
             return backend
 
-        self.core = TransferCore(agent, name, pool, settings)
+        self.core = TransferCore({f"rail{i}": partial(agent, i) for i in range(rails)}, name, pool, settings)
 
     # --- the port -------------------------------------------------------------------------------------------------
 
@@ -254,6 +262,8 @@ class SimulatedTransfer:
             self.core.serve()
             while self.core.step(self.process.time()):
                 pass
-            # fences, and deadlines that were postponed, have no timer of their own
+            # fences, lines and deadlines that were postponed have no timer of their own
             if self.core.busy and (self._missed_s or self.core.status(0.0).unsettled):
                 self._soon(self.settings.fence_after_s / 4)
+            if any(line.down or line.running for peer in self.core.peers.values() for line in peer.lines[1:]):
+                self._soon(self.settings.line_stall_s / 4)

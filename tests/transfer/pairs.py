@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from pdkv.ids import PeerName
-from pdkv.transfer.backends.faulty import FaultPlan, faulty
+from pdkv.transfer.agents import ReadingAgent
+from pdkv.transfer.backends.faulty import FaultPlan, faulty_rails
 from pdkv.transfer.backends.loopback import LoopbackNet
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.orders import PeerOffer, ReadOrder, ReadOutcome, TransferSettings
@@ -24,20 +25,31 @@ class CorePair:
     """`sink` reads from `source`, with the plan's faults; both pools hold 16 tiny pages."""
 
     def __init__(
-        self, *, settings: TransferSettings | None = None, connect: bool = True, plan: FaultPlan | None = None
+        self,
+        *,
+        settings: TransferSettings | None = None,
+        connect: bool = True,
+        plan: FaultPlan | None = None,
+        rails: int = 1,
     ) -> None:
         self.net = LoopbackNet()
         self.settings = settings or TransferSettings()
-        self.factory = faulty(self.net.backend, plan or FaultPlan())
+        self.rails = faulty_rails({str(i): self.net.backend for i in range(rails)}, plan or FaultPlan())
         self.source_name, self.sink_name = peer_name("prefill"), peer_name("decode")
         self.source_pool, self.sink_pool = TestPool(seed=1), TestPool(fill=False)
         self.source = self.core(self.source_name, self.source_pool)
-        self.sink = TransferCore(self.factory, self.sink_name, self.sink_pool.map(), self.settings)
+        self.sink = TransferCore(self.rails, self.sink_name, self.sink_pool.map(), self.settings)
         if connect:
             self.done(self.add(self.source_name, offer_of(self.source.metadata, self.source_pool)))
 
+    @property
+    def reader(self) -> ReadingAgent:
+        """The sink's agent for new reads, on its first rail."""
+        return next(iter(self.sink._rails)).readers.current()
+
     def core(self, name: PeerName, pool: TestPool) -> TransferCore:
-        return TransferCore(self.net.backend, name, pool.map(), self.settings)
+        rails = dict.fromkeys(self.rails, self.net.backend)
+        return TransferCore(rails, name, pool.map(), self.settings)
 
     def add(self, name: PeerName, offer: PeerOffer) -> Future[None]:
         ticket: Ticket[None] = Ticket()

@@ -19,6 +19,7 @@ import numpy as np
 from pdkv.geometry.page_layout import PlacementKind, PoolMap
 from pdkv.ids import PeerName
 from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.backends.base import BackendFactory
 from pdkv.transfer.engine import ReadOutcome, TransferEngine, TransferSettings
 from tests.transfer.pools import Announced, TestPool, peer_name
 
@@ -44,6 +45,13 @@ class ServeOptions:
     kind: PlacementKind = "page_major"
     seed: int = 1
     environment: tuple[tuple[str, str], ...] = ()
+    rails: int = 0
+    """Over the loopback device; 0: one over any."""
+
+
+def rails(count: int) -> dict[str, BackendFactory]:
+    devices = {f"lo {i}": "lo" for i in range(count)} or {"": ""}
+    return {name: backend_factory("nixl", device) for name, device in devices.items()}
 
 
 class Source:
@@ -113,10 +121,14 @@ class Reader:
     """An engine of this process."""
 
     def __init__(
-        self, num_pages: int = 16, kind: PlacementKind = "page_major", settings: TransferSettings | None = None
+        self,
+        num_pages: int = 16,
+        kind: PlacementKind = "page_major",
+        settings: TransferSettings | None = None,
+        rail_count: int = 0,
     ) -> None:
         self.pool = TestPool(num_pages, kind, fill=False)
-        self.engine = TransferEngine(backend_factory("nixl"), peer_name("decode"), self.pool.map(), settings=settings)
+        self.engine = TransferEngine(rails(rail_count), peer_name("decode"), self.pool.map(), settings=settings)
 
     def start(self, source: Served, pages: list[int], deadline_s: float = WAIT_S) -> Future[ReadOutcome]:
         return self.engine.read(source.announced.order(pages, pages, self.pool.num_pages, deadline_s))
@@ -142,7 +154,7 @@ def _serve(pipe: Connection, options: ServeOptions) -> None:
     os.environ.update(options.environment)
     pool = TestPool(options.num_pages, options.kind, options.seed)
     name = peer_name(options.node)
-    engine = TransferEngine(backend_factory("nixl"), name, pool.map())
+    engine = TransferEngine(rails(options.rails), name, pool.map())
     pipe.send(Served(Announced.of(name, pool), engine.metadata, engine.metadata_checksum, pool.map()))
     while True:
         what, arguments = pipe.recv()

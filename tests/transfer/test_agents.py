@@ -4,23 +4,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 
 from pdkv.errors import BoundsError
 from pdkv.geometry.page_layout import PlacementKind
-from pdkv.ids import SINK_PAGE
 from pdkv.transfer.agents import ReadingAgent, Run, serving
 from pdkv.transfer.backends.base import AgentName, End, EndState
 from pdkv.transfer.backends.loopback import Fault, FaultKind, LoopbackNet
 from pdkv.transfer.descriptors import plan
 from pdkv.transfer.landing import LandingRows
+from pdkv.transfer.lines import Peer, pack
 from pdkv.transfer.schedule import Mark
-from pdkv.transfer.tasks import Peer, ProbeTask, Table, Ticket, Wanted
+from pdkv.transfer.tasks import SCRATCH, ProbeTask, Ticket
 from tests.transfer.pools import TestPool, offer_of, peer_name
 
 OWN = AgentName("reader")
-SCRATCH = np.array([SINK_PAGE], np.int32)
 
 
 class Rig:
@@ -31,19 +29,20 @@ class Rig:
         self.source, self.pool = TestPool(seed=1), TestPool(fill=False)
         name = peer_name("source")
         backend, _ = serving(partial(self.net.backend, AgentName(str(name))), self.source.map())
-        self.peer = Peer(name, offer_of(backend.metadata(), self.source), plan(self.pool.map(), self.source.map()))
+        offer = offer_of(pack([backend.metadata()]), self.source)
+        self.peer = Peer.offered(name, offer, plan(self.pool.map(), self.source.map()), 1)
+        (self.line,) = self.peer.lines
         self.agent = ReadingAgent(OWN, self.net.backend(OWN), self.pool.map(), LandingRows(4))
 
     def post(self, *faults: Fault) -> ProbeTask:
         self.net.script(self.peer.name, *faults)
-        wanted = Wanted(Table.PAGES, SCRATCH, SCRATCH)
-        task = ProbeTask(self.peer, wanted, Ticket(), 1.0)
-        self.agent.link(self.peer)
-        self.agent.post(task, wanted, Mark(0.0, 0))
+        task = ProbeTask(self.peer, SCRATCH, Ticket(), 1.0)
+        self.agent.link(self.peer, self.line)
+        self.agent.post(task, self.line, SCRATCH, Mark(0.0, 0))
         return task
 
     def collected(self) -> list[EndState]:
-        return [end.state for _, end in self.agent.collect()]
+        return [end.state for _, end in self.agent.collect(0.0)]
 
 
 def test_a_read_is_outstanding_until_its_end_is_proven() -> None:
@@ -61,13 +60,13 @@ def test_a_read_is_outstanding_until_its_end_is_proven() -> None:
 
 def test_the_lane_is_asked_for_once_and_after_the_first_good_end() -> None:
     rig = Rig()
-    assert rig.agent.first_lane(rig.peer) is None
+    assert rig.agent.first_lane(rig.line) is None
     rig.post()
     assert rig.collected() == [EndState.DONE]
-    lane = rig.agent.first_lane(rig.peer)
+    lane = rig.agent.first_lane(rig.line)
     assert lane is not None
     assert lane.name == "loopback"
-    assert rig.agent.first_lane(rig.peer) is None
+    assert rig.agent.first_lane(rig.line) is None
 
 
 def test_a_peer_is_linked_once_and_can_be_linked_again() -> None:
@@ -75,10 +74,10 @@ def test_a_peer_is_linked_once_and_can_be_linked_again() -> None:
     rig.post()
     rig.post()
     assert rig.collected() == [EndState.DONE, EndState.DONE]
-    rig.agent.unlink(rig.peer)
-    rig.agent.unlink(rig.peer)
+    rig.agent.unlink(rig.line)
+    rig.agent.unlink(rig.line)
     rig.post()
-    assert rig.agent.collect()[0][1] == End(EndState.DONE, bytes=rig.peer.plan.pieces[0].length, descriptors=1)
+    assert rig.agent.collect(0.0)[0][1] == End(EndState.DONE, bytes=rig.peer.plan.pieces[0].length, descriptors=1)
 
 
 def test_a_peer_that_cant_be_linked_leaves_nothing_behind() -> None:
@@ -86,7 +85,7 @@ def test_a_peer_that_cant_be_linked_leaves_nothing_behind() -> None:
     short = replace(rig.peer.offer.pool, table_base=rig.peer.offer.pool.table_base + (1 << 32))
     peer = replace(rig.peer, offer=replace(rig.peer.offer, pool=short))
     with pytest.raises(BoundsError, match="registered memory"):
-        rig.agent.link(peer)
+        rig.agent.link(peer, rig.line)
     rig.post()
     assert rig.collected() == [EndState.DONE]
 

@@ -292,7 +292,7 @@ def test_an_agent_that_isnt_destroyed_settles_nothing(monkeypatch: pytest.Monkey
     def refuse() -> None:
         raise PdkvError("still held")
 
-    monkeypatch.setattr(pair.sink._readers.current()._backend, "close", refuse)
+    monkeypatch.setattr(pair.reader._backend, "close", refuse)
     with pytest.raises(PdkvError, match="still held"):
         pair.sink.close("closed")
     outcome = running.result()

@@ -15,9 +15,10 @@ from pdkv.transfer.backends.nixl import NixlBackend
 from pdkv.transfer.descriptors import plan
 from pdkv.transfer.engine import ReadStatus, TransferSettings
 from pdkv.transfer.landing import LandingRows
+from pdkv.transfer.lines import Peer
 from pdkv.transfer.orders import PeerOffer
 from pdkv.transfer.schedule import Mark
-from pdkv.transfer.tasks import OrderTask, Peer, Ticket
+from pdkv.transfer.tasks import OrderTask, Ticket
 from tests.transfer.pools import TestPool
 from tests.transfer.serve import TCP, WAIT_S, Reader, ServeOptions, Source, add
 
@@ -117,14 +118,15 @@ def test_a_released_read_still_writes(monkeypatch: pytest.MonkeyPatch, sources: 
     backend = NixlBackend(AgentName("control"))
     agent = ReadingAgent(AgentName("control"), backend, pool.map(), LandingRows(1))
     offer = PeerOffer(served.metadata, served.checksum, served.map)
-    peer = Peer(served.announced.name, offer, plan(pool.map(), served.map))
+    peer = Peer.offered(served.announced.name, offer, plan(pool.map(), served.map), 1)
+    (line,) = peer.lines
     order = served.announced.order(FIRST, FIRST, PAGES)
     task = OrderTask(order, peer, Ticket(), LandingRows(PAGES))
-    agent.link(peer)
-    agent.post(task, task.next(len(FIRST) * pool.fmt.page_bytes), Mark(0.0, 0))
+    agent.link(peer, line)
+    agent.post(task, line, task.next(len(FIRST) * pool.fmt.page_bytes), Mark(0.0, 0))
     until = time.monotonic() + WAIT_S
     while not any(pool.page(FIRST[0])):
-        assert not agent.collect(), "it can't have ended"
+        assert not agent.collect(0.0), "it can't have ended"
         assert time.monotonic() < until
     backend._drop(agent.running.pop().posted)
     pool.set_pages(MARK[0])

@@ -165,12 +165,12 @@ def test_peers_come_to_the_new_agent_one_a_step() -> None:
     pair = Stalled()
     others = [pair.healthy, *(pair.other(f"healthy-{i}", seed=i) for i in (3, 4))]
     pair.done(pair.settled, later_s=DUE_S)
-    agent = pair.sink._readers.current()
+    agent = pair.reader
     reads = [pair.read_from(other, [p], [p]) for p, other in enumerate(others, start=5)]
     known = []
     while not all(r.done() for r in reads):
         pair.step(later_s=DUE_S)
-        known.append(sum(agent.knows(pair.sink.peers[name]) for name, _ in others))
+        known.append(sum(agent.knows(pair.sink.peers[name].lines[0]) for name, _ in others))
     assert set(np.diff([0, *known]).tolist()) == {0, 1}
     assert known[-1] == 3
     assert {r.result().status for r in reads} == {ReadStatus.DONE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdkv.transfer.backends.base import Lane
+from pdkv.transfer.backends.base import AgentName, Lane
+from pdkv.transfer.lines import Line, Peer
 from pdkv.transfer.orders import Flow, TransferSettings
-from pdkv.transfer.schedule import AHEAD, READS_AT_ONCE, Mark, Schedule, Window
-from pdkv.transfer.tasks import Peer, Table, Task, Ticket, Wanted
+from pdkv.transfer.schedule import AHEAD, READS_AT_ONCE, Choice, Mark, Schedule, Window
+from pdkv.transfer.tasks import Table, Task, Ticket, Wanted
 from tests.transfer.pools import peer_name
 
 GBIT = 125_000_000
@@ -28,8 +28,9 @@ SETTINGS = TransferSettings()
 NONE = np.zeros(0, np.int32)
 
 
-def peer(page_bytes: int = PAGE) -> Peer:
-    return Peer(peer_name("prefill"), None, SimpleNamespace(page_bytes=page_bytes))  # type: ignore[arg-type]
+def peer(page_bytes: int = PAGE, lines: int = 1) -> Peer:
+    ways = tuple(Line(i, AgentName("there"), b"") for i in range(lines))
+    return Peer(peer_name("prefill"), None, SimpleNamespace(page_bytes=page_bytes), ways)  # type: ignore[arg-type]
 
 
 class Pages(Task):
@@ -65,19 +66,26 @@ class Pages(Task):
         self.outstanding -= 1
         self.over = self.rows and not self.outstanding
 
-    lost = stop = give_up = ended
+    again = lost = stop = give_up = ended
 
 
 @dataclass
 class Link:
-    """Serves reads one after the other."""
+    """Serves reads one after the other, on each rail; rail i at `rates[i]`."""
 
-    rate: float
-    schedule: Schedule = field(default_factory=lambda: Schedule(SETTINGS))
+    rates: tuple[float, ...]
+    schedule: Schedule = field(init=False)
     now: float = 0.0
     most_under_way: int = 0
-    free_at: float = 0.0
-    running: deque[tuple[float, Task, Wanted, Mark]] = field(default_factory=deque)
+    free_at: list[float] = field(init=False)
+    served: list[int] = field(init=False)
+    """Bytes, by rail."""
+    running: list[tuple[float, Choice, Wanted, Mark]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.schedule = Schedule(SETTINGS, len(self.rates))
+        self.free_at = [0.0] * len(self.rates)
+        self.served = [0] * len(self.rates)
 
     def add(self, *tasks: Pages) -> None:
         for task in tasks:
@@ -85,21 +93,23 @@ class Link:
             self.schedule.add(task)
 
     def look(self) -> None:
-        while self.running and self.running[0][0] <= self.now:
-            _, task, wanted, mark = self.running.popleft()
-            task.peer.finished(wanted)
+        ended = [read for read in self.running if read[0] <= self.now]
+        self.running = [read for read in self.running if read[0] > self.now]
+        for _, read, wanted, mark in ended:
+            read.line.finished(wanted.bytes)
             self.schedule.window.arrived(wanted.bytes, mark, self.now)
-            task.ended(wanted, None, 0.0)
-            if isinstance(task, Pages) and task.over:
-                task.ended_s = self.now
+            read.task.ended(wanted, None, 0.0)
+            if isinstance(read.task, Pages) and read.task.over:
+                read.task.ended_s = self.now
         while (chosen := self.schedule.choose()) is not None:
-            task, most = chosen
-            mark, wanted = self.schedule.window.mark(self.now), task.next(most)
+            task, line = chosen.task, chosen.line
+            mark, wanted = self.schedule.window.mark(self.now), task.next(chosen.most_bytes)
             task.outstanding += 1
-            task.peer.began(wanted)
+            line.began(wanted.bytes, self.now)
             self.schedule.posted(task, wanted)
-            self.free_at = max(self.now, self.free_at) + wanted.bytes / self.rate
-            self.running.append((self.free_at, task, wanted, mark))
+            self.free_at[line.rail] = max(self.now, self.free_at[line.rail]) + wanted.bytes / self.rates[line.rail]
+            self.served[line.rail] += wanted.bytes
+            self.running.append((self.free_at[line.rail], chosen, wanted, mark))
         self.most_under_way = max(self.most_under_way, sum(wanted.bytes for _, _, wanted, _ in self.running))
         self.now += LOOK_S
 
@@ -118,7 +128,7 @@ def took(*tasks: Pages) -> list[float]:
 @pytest.mark.parametrize("page_bytes", [40_000, PAGE])
 @pytest.mark.parametrize("rate", [GBIT, 2 * GBIT, 4 * GBIT, 25 * GBIT])
 def test_the_link_is_never_idle_and_little_waits_on_it(rate: float, page_bytes: int) -> None:
-    link = Link(rate)
+    link = Link((rate,))
     long = Pages(peer(page_bytes), int(2 * rate / page_bytes))
     link.add(long)
     link.run(long)
@@ -129,20 +139,20 @@ def test_the_link_is_never_idle_and_little_waits_on_it(rate: float, page_bytes: 
 @pytest.mark.parametrize("copied", [True, False])
 def test_what_is_copied_while_it_is_posted_runs_beside_no_other_read(copied: bool) -> None:
     schedule, source = Schedule(SETTINGS), peer()
-    source.lane = Lane("cma", copied=copied)
+    source.lines[0].lane = Lane("cma", copied=copied)
     schedule.window.arrived(100 * PAGE, schedule.window.mark(0.0), 0.1)
     schedule.add(Pages(source, 1000))
     chosen = schedule.choose()
     assert chosen is not None
-    assert chosen[1] == schedule.window.bytes // (1 if copied else READS_AT_ONCE)
+    assert chosen.most_bytes == schedule.window.bytes // (1 if copied else READS_AT_ONCE)
 
 
 def test_a_slower_link_has_less_under_way_soon() -> None:
-    link = Link(40 * GBIT)
+    link = Link((40 * GBIT,))
     first, second = (Pages(peer(40_000), 40_000) for _ in range(2))
     link.add(first)
     link.run(first)
-    link.rate = GBIT
+    link.rates = (GBIT,)
     link.add(second)
     for _ in range(3000):
         link.look()
@@ -170,11 +180,11 @@ def test_the_rate_is_that_of_what_arrived_meanwhile() -> None:
 
 
 def test_a_short_request_beside_a_long_one() -> None:
-    alone_link = Link(2 * GBIT)
+    alone_link = Link((2 * GBIT,))
     alone = Pages(peer(), 4)
     alone_link.add(alone)
     alone_link.run(alone)
-    link, source = Link(2 * GBIT), peer()
+    link, source = Link((2 * GBIT,)), peer()
     long = Pages(source, 16_384)
     link.add(long)
     shorts = []
@@ -193,7 +203,7 @@ def test_a_short_request_beside_a_long_one() -> None:
 @pytest.mark.parametrize("sources", [1, 4])
 def test_equal_requests_take_equally_long(pages: int, sources: int) -> None:
     """Also when they don't begin together: who is ahead gets no prize for it."""
-    link, peers = Link(4 * GBIT), [peer() for _ in range(sources)]
+    link, peers = Link((4 * GBIT,)), [peer() for _ in range(sources)]
     tasks = [Pages(peers[i % sources], pages, Flow(i, pages, 0)) for i in range(4)]
     for task in tasks:
         link.add(task)
@@ -203,7 +213,7 @@ def test_equal_requests_take_equally_long(pages: int, sources: int) -> None:
 
 
 def test_turns_are_by_flow_not_by_order() -> None:
-    link, source = Link(4 * GBIT), peer()
+    link, source = Link((4 * GBIT,)), peer()
     many = [Pages(source, 50, Flow(1, 1000, 1000 - 50 * i)) for i in range(1, 11)]
     one = Pages(source, 500, Flow(2, 1000, 500))
     link.add(*many, one)
@@ -213,7 +223,7 @@ def test_turns_are_by_flow_not_by_order() -> None:
 
 
 def test_turns_are_by_bytes_also_where_orders_are_small() -> None:
-    link, source = Link(4 * GBIT), peer(40_000)
+    link, source = Link((4 * GBIT,)), peer(40_000)
     small = [Pages(source, 2, Flow(1, 10_000, 5_000)) for i in range(1000)]
     large = Pages(source, 10_000, Flow(2, 20_000, 10_000))
     link.add(*small, large)
@@ -224,7 +234,7 @@ def test_turns_are_by_bytes_also_where_orders_are_small() -> None:
 
 def test_a_last_chunk_goes_first() -> None:
     """Of 32: the other has 15 to come, so that nobody waits for this one."""
-    link, source = Link(4 * GBIT), peer()
+    link, source = Link((4 * GBIT,)), peer()
     other = Pages(source, 512, Flow(1, 16_384, 15 * 512))
     last = Pages(source, 512, Flow(2, 16_384, 0))
     link.add(other, last)
@@ -233,19 +243,52 @@ def test_a_last_chunk_goes_first() -> None:
 
 
 def test_a_peer_that_stands_still_has_its_share_and_no_more() -> None:
-    link, stopped, source = Link(4 * GBIT), peer(), peer()
+    link, stopped, source = Link((4 * GBIT,)), peer(), peer()
     hung, going = Pages(stopped, 1000), Pages(source, 400)
     link.add(hung)
     link.look()
     # what runs there never ends
     link.running.clear()
-    link.free_at = 0.0
+    link.free_at = [0.0]
     link.add(going)
     while not going.over:
         link.look()
-        link.running = deque(read for read in link.running if read[1] is going)
-    assert took(going)[0] == pytest.approx(400 * PAGE / link.rate, rel=0.05)
-    assert stopped.parts <= 4
+        link.running = [read for read in link.running if read[1].task is going]
+    assert took(going)[0] == pytest.approx(400 * PAGE / link.rates[0], rel=0.05)
+    assert stopped.lines[0].parts <= 4
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rates", [(2 * GBIT, 2 * GBIT), (GBIT, 4 * GBIT)])
+def test_lines_carry_what_they_can(rates: tuple[float, float]) -> None:
+    link = Link(rates)
+    long = Pages(peer(lines=2), int(4 * sum(rates) / PAGE))
+    link.add(long)
+    link.run(long)
+    assert long.ended_s == pytest.approx(long.pages * PAGE / sum(rates), rel=0.03)
+
+
+def test_a_short_request_is_spread_over_all_lines() -> None:
+    link = Link((200 * GBIT, 200 * GBIT))
+    first, short = Pages(peer(lines=2), 4000), Pages(peer(lines=2), 8)
+    link.add(first)
+    link.run(first)
+    link.served = [0, 0]
+    link.add(short)
+    link.run(short)
+    assert link.served == [4 * PAGE, 4 * PAGE]
+
+
+def test_no_read_of_pages_goes_to_a_line_that_is_down() -> None:
+    link, source = Link((2 * GBIT, 2 * GBIT)), peer(lines=2)
+    source.lines[1].down = "unplugged"
+    long = Pages(source, 100)
+    link.add(long)
+    link.run(long)
+    assert link.served == [100 * PAGE, 0]
+    assert long.ended_s == pytest.approx(100 * PAGE / link.rates[0], rel=0.02)
 
 
 # --- nobody starves -------------------------------------------------------------------------------------------------
@@ -270,8 +313,7 @@ def longest_wait(pages: int, arrivals: list[tuple[int, int]], *, more: int) -> t
         most_alive = max(most_alive, len(alive))
         chosen = schedule.choose()
         assert chosen is not None
-        served, most = chosen
-        wanted = served.next(most)
+        served, wanted = chosen.task, chosen.task.next(chosen.most_bytes)
         schedule.posted(served, wanted)
         passed = 0 if served is watched else passed + wanted.bytes
         longest = max(longest, passed)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pdkv.transfer.backends.base import End, EndState
 from pdkv.transfer.descriptors import plan
 from pdkv.transfer.landing import LandingRows
+from pdkv.transfer.lines import Peer
 from pdkv.transfer.orders import ReadOutcome, ReadStatus
-from pdkv.transfer.tasks import OrderTask, Peer, Table, Ticket, Wanted
+from pdkv.transfer.tasks import OrderTask, Table, Ticket, Wanted
 from tests.transfer.pools import Announced, TestPool, offer_of, peer_name
 
 POOL = TestPool(seed=1)
@@ -23,7 +24,7 @@ LIMIT = 2
 
 
 def order_task(rows: int = 8) -> tuple[OrderTask, LandingRows]:
-    peer = Peer(NAME, offer_of(b"", POOL), plan(POOL.map(), POOL.map()))
+    peer = Peer(NAME, offer_of(b"", POOL), plan(POOL.map(), POOL.map()), ())
     landing = LandingRows(rows)
     order = Announced.of(NAME, POOL).order(PAGES, PAGES, POOL.num_pages)
     ticket: Ticket[ReadOutcome] = Ticket()

@@ -15,13 +15,14 @@ page-table rows. `stale` always hits rows, and `garble` the metadata of the nth 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeVar, cast
@@ -65,6 +66,8 @@ class Trouble(StrEnum):
     """The generation in one page-table row is another one."""
     GARBLE = "garble"
     """A peer's metadata is noise."""
+    DOWN = "down"
+    """For `s` seconds no read of this rail ends, whosever it is."""
 
 
 Of = Literal["pages", "rows", "probes", "peers"]
@@ -73,6 +76,8 @@ _CHOICES = ("pages", "rows", "probes")
 _ALWAYS: dict[Trouble, Of] = {Trouble.STALE: "rows", Trouble.GARBLE: "peers"}
 _ENDS = (Trouble.FAIL, Trouble.LOSE, Trouble.HANG, Trouble.DISCONNECT)
 _WRITES = (Trouble.CORRUPT, Trouble.STALE)
+_LAST = (Trouble.DELAY, Trouble.DOWN)
+"""They have a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,16 @@ def faulty(factory: BackendFactory, plan: FaultPlan, told: Told | None = None) -
     return FaultyFactory(factory, plan, told) if plan.rules else factory
 
 
+def faulty_rails(
+    rails: Mapping[str, BackendFactory], plan: FaultPlan, told: Told | None = None
+) -> Mapping[str, BackendFactory]:
+    """The same for a factory a rail; reads of all rails are counted together."""
+    if not plan.rules or not rails:
+        return rails
+    one = FaultyFactory(next(iter(rails.values())), plan, told)
+    return {device: one.beside(factory) for device, factory in rails.items()}
+
+
 class FaultyFactory:
     """A `BackendFactory`. Backends of one factory belong to one thread and count reads together."""
 
@@ -129,6 +144,13 @@ class FaultyFactory:
         self._dice = [random.Random(f"{plan.seed}/{i}/{rule}") for i, rule in enumerate(plan.rules)]
         self.injected: Counter[Trouble] = Counter()
         """Faults so far, by kind."""
+        self.down_until = -math.inf
+
+    def beside(self, factory: BackendFactory) -> FaultyFactory:
+        """Another rail's: it counts and throws dice together with this one, and is down by itself."""
+        other = copy.copy(self)
+        other._factory, other.down_until = factory, -math.inf
+        return other
 
     def __call__(self, name: AgentName) -> FaultyBackend:
         return FaultyBackend(self._factory(name), self)
@@ -226,18 +248,24 @@ class FaultyBackend:
         else:
             of = "rows" if int(mine.table[0, 1]) == ROW_BYTES else "pages"
         read = _Read(theirs.peer, mine, local.indices, self._faults.draw(of, theirs.peer))
+        for rule, _ in read.hits:
+            if rule.kind is Trouble.DOWN:
+                self._faults.down_until = time.monotonic() + rule.delay_s
         if theirs.peer not in self._gone:
             read.inner = self._inner.post(Side(mine.inner, local.indices), Side(theirs.inner, remote.indices))
         return read
 
     def poll(self, read: Posted) -> End | None:
         assert isinstance(read, _Read)
+        if time.monotonic() < self._faults.down_until:
+            return None
         if read.end is None:
             end = self._ended(read)
             if end is None:
                 return None
             read.end = end
-            read.told_at = time.monotonic() + sum(rule.delay_s for rule, _ in read.hits)
+            late_s = sum(rule.delay_s for rule, _ in read.hits if rule.kind is Trouble.DELAY)
+            read.told_at = time.monotonic() + late_s
         if time.monotonic() < read.told_at or any(rule.kind is Trouble.HANG for rule, _ in read.hits):
             return None
         return read.end
@@ -293,11 +321,11 @@ def _rule(text: str) -> FaultRule:
         raise ConfigError(f"fault plan, kind in {text!r}", name, ", ".join(Trouble))
     kind = Trouble(name)
     given = dict(setting.partition("=")[::2] for setting in settings)
-    allowed = ["p", "nth", *(["s"] * (kind is Trouble.DELAY)), *(["of"] * (kind not in _ALWAYS))]
+    allowed = ["p", "nth", *(["s"] * (kind in _LAST)), *(["of"] * (kind not in _ALWAYS))]
     if len(given) < len(settings) or not set(given) <= set(allowed):
         raise ConfigError(f"fault plan, settings in {text!r}", ":".join(settings), ", ".join(allowed) + "; each once")
-    if ("p" in given) == ("nth" in given) or ("s" in given) != (kind is Trouble.DELAY):
-        needed = "p or nth" + ", and s" * (kind is Trouble.DELAY)
+    if ("p" in given) == ("nth" in given) or ("s" in given) != (kind in _LAST):
+        needed = "p or nth" + ", and s" * (kind in _LAST)
         raise ConfigError(f"fault plan, settings in {text!r}", ":".join(settings), needed)
     if given.get("of", "pages") not in _CHOICES:
         raise ConfigError(f"fault plan, of in {text!r}", given["of"], ", ".join(_CHOICES))

@@ -1,7 +1,8 @@
 """Reads inside one process by memory copy, with scripted faults: what the engine does can be tested without a network.
 
 Guarantees: agents see only those of their own `LoopbackNet`; a read copies its bytes at the moment it ends DONE, so a
-read that hangs or comes late really writes late; a fault is used up by one posted read of the agent it is scripted for.
+read that hangs or comes late really writes late; a fault is used up by one posted read of the agent it is scripted for;
+what was posted from an agent that is cut off is written when it is joined again, unless its reader is gone by then.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class LoopbackNet:
         self._agents: set[str] = set()
         self._scripts: dict[str, deque[Fault]] = defaultdict(deque)
         self._settled: dict[str, int] = defaultdict(int)
+        self._cut: dict[str, list[_Read]] = {}
+        """By agent that is cut off: what waits for it."""
 
     def backend(self, name: AgentName) -> LoopbackBackend:
         """A `BackendFactory`. Raises `ProtocolError` if the name is taken."""
@@ -64,6 +67,29 @@ class LoopbackNet:
         """Every read from `target` that hangs now ends DONE at its next poll."""
         with self._lock:
             self._settled[str(target)] += 1
+
+    def cut(self, target: object) -> None:
+        """Nothing is read from the agent, and no read from it ends, until it is joined again."""
+        with self._lock:
+            self._cut.setdefault(str(target), [])
+
+    def join(self, target: object) -> None:
+        """As a NIC does it: what is still wanted lands now, whether or not anybody looks."""
+        with self._lock:
+            waiting = self._cut.pop(str(target), [])
+        for read in waiting:
+            if self.alive(read.reader):
+                read.copy()
+
+    def is_cut(self, read: _Read) -> bool:
+        """And will be copied when it is not."""
+        with self._lock:
+            waiting = self._cut.get(read.source)
+            if waiting is None:
+                return False
+            if read not in waiting:
+                waiting.append(read)
+            return True
 
     def kill(self, agent: object) -> None:
         """The agent is gone, as by SIGKILL: reads from it end FAILED, disconnected."""
@@ -95,6 +121,7 @@ class _List:
 
 @dataclass(slots=True, eq=False)
 class _Read:
+    reader: str
     source: str
     local: UInt64Array
     remote: UInt64Array
@@ -102,6 +129,12 @@ class _Read:
     fault: Fault | None
     settlements: int
     polls: int = 0
+
+    def copy(self) -> None:
+        for target, source, length in zip(
+            self.local.tolist(), self.remote.tolist(), self.lengths.tolist(), strict=True
+        ):
+            ctypes.memmove(target, source, length)
 
 
 class LoopbackBackend:
@@ -152,6 +185,7 @@ class LoopbackBackend:
         assert isinstance(mine, _List)
         assert isinstance(theirs, _List)
         return _Read(
+            reader=self._agent,
             source=theirs.owner,
             local=mine.addresses[local.indices],
             remote=theirs.addresses[remote.indices],
@@ -174,10 +208,9 @@ class LoopbackBackend:
             case Fault(FaultKind.LATE, polls) if read.polls < polls:
                 read.polls += 1
                 return None
-        for target, source, length in zip(
-            read.local.tolist(), read.remote.tolist(), read.lengths.tolist(), strict=True
-        ):
-            ctypes.memmove(target, source, length)
+        if self._net.is_cut(read):
+            return None
+        read.copy()
         return End(EndState.DONE, bytes=int(read.lengths.sum()), descriptors=_runs(read))
 
     def progress(self) -> None:

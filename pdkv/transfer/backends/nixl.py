@@ -76,10 +76,12 @@ class _Peer:
 class NixlBackend:
     """`Backend` over one NIXL agent.
 
+    `device`: the only network device that it uses, as in UCX_NET_DEVICES, which this goes before.
+
     Raises `TransferError` if NIXL can't make a UCX backend, `MissingDependency` without nixl.
     """
 
-    def __init__(self, name: AgentName) -> None:
+    def __init__(self, name: AgentName, device: str = "") -> None:
         self._api, self._log = _load()
         binding = self._api.nixlBind
         self._errors: tuple[type[BaseException], ...] = tuple(
@@ -88,6 +90,7 @@ class NixlBackend:
         self._disconnected = binding.nixlRemoteDisconnectError
         self._unreachable = (binding.nixlRemoteDisconnectError, binding.nixlBackendError)
         self._own_name = name
+        self._parameters = {"engine_config": f"NET_DEVICES={device}"} if device else {}
         self._segments = tcp_segments().encode()
         self._connections = Connections()
         self._agent = self._new_agent(name, self._connections)
@@ -223,7 +226,7 @@ class NixlBackend:
         with _loading, self._log.listening(missing(tuning(_devices()))), connections.of_agent():
             try:
                 agent = self._api.nixl_agent(name, config)
-                agent.create_backend(NIXL_BACKEND, {})
+                agent.create_backend(NIXL_BACKEND, self._parameters)
             except self._errors as error:
                 raise TransferError(f"NIXL can't make a {NIXL_BACKEND} backend: {error}", agent=name) from error
         if NIXL_BACKEND not in agent.backends:

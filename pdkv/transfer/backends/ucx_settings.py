@@ -38,6 +38,7 @@ _TCP = {
     "UCX_TCP_KEEPIDLE": ("2.5s", "with the next two: a host that vanished without a word ends reads after 5 s"),
     "UCX_TCP_KEEPINTVL": ("1s", "see UCX_TCP_KEEPIDLE; UCX's own let a read wait for minutes"),
     "UCX_TCP_KEEPCNT": ("3", "see UCX_TCP_KEEPIDLE"),
+    "UCX_TCP_CONN_NB": ("y", "otherwise a peer or rail that is silent stops the transfer thread for two minutes"),
     "UCX_TCP_SNDBUF": (
         "512k",
         "a source that can't put a whole segment into its socket rarely dies of its reader's death",

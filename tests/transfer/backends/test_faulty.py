@@ -29,8 +29,9 @@ def read(pair: CorePair, *pages: int) -> ReadOutcome:
 
 
 def injected(pair: CorePair) -> dict[Trouble, int]:
-    assert isinstance(pair.factory, FaultyFactory)
-    return dict(pair.factory.injected)
+    factory = pair.rails["0"]
+    assert isinstance(factory, FaultyFactory)
+    return dict(factory.injected)
 
 
 def wrong_bits(pair: CorePair, page: int) -> int:
@@ -46,6 +47,7 @@ def wrong_bits(pair: CorePair, page: int) -> int:
     [
         "corrupt:p=0.01,lose:nth=3,delay:p=0.1:s=0.05;seed=7",
         "fail:nth=2:of=rows,hang:p=1:of=probes,stale:nth=1,garble:p=0.5;seed=0",
+        "down:nth=4:s=2;seed=3",
         ";seed=3",
     ],
 )
@@ -147,6 +149,22 @@ def test_delay() -> None:
     assert time.monotonic() - began >= 0.05
     assert late.result().status is ReadStatus.DONE
     assert wrong_bits(pair, 1) == 0
+
+
+def test_down_is_all_of_one_rail_and_nothing_of_the_other() -> None:
+    """The reads of both are counted together: the second one goes to the other rail than the first."""
+    settings = TransferSettings(read_max_bytes=PAGE, line_stall_s=0.05)
+    pair = CorePair(settings=settings, rails=2, plan=FaultPlan.parse("down:nth=2:s=1000"))
+    future = pair.read(list(range(1, 13)), list(range(1, 13)))
+    until = time.monotonic() + 20.0
+    while not future.done() and time.monotonic() < until:
+        pair.step()
+    assert future.result(0.0).status is ReadStatus.DONE
+    assert all(wrong_bits(pair, page) == 0 for page in range(1, 13))
+    status = pair.sink.status(0.0)
+    assert [bool(rail.down) for rail in status.rails] == [False, True]
+    assert status.rotations == 1
+    assert injected(pair) == {Trouble.DOWN: 1}
 
 
 @pytest.mark.parametrize("seed", range(5))
