@@ -195,14 +195,25 @@ def median(figures: Sequence[Figures]) -> Figures:
     return Figures(*(statistics.median(getattr(each, field.name) for each in figures) for field in fields(Figures)))
 
 
+def over(late: Figures, all_at_once: Figures) -> Figures:
+    """Each figure of one run as a part of the other's."""
+    names = [field.name for field in fields(Figures)]
+    return Figures(*(getattr(late, name) / max(getattr(all_at_once, name), 1e-9) for name in names))
+
+
+def summary(runs: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:
+    """Medians, and the median of the ratios of two runs with the same requests."""
+    ratios = [over(late, whole) for late, whole in zip(runs["late"], runs["all"], strict=True)]
+    return {**{way: median(figures) for way, figures in runs.items()}, "late / all": median(ratios)}
+
+
 def show(pools: Mapping[int, Mapping[str, Figures]]) -> Table:
     names = ("req/s", "TTFT p50", "p99, s", "end p50", "pause p99", "running", "most")
     table = Table("pool", "reserve", *names)
     for pool, ways in pools.items():
-        for way, figures in ways.items():
-            table.add_row(f"{pool}", way, *(f"{number:.3g}" for number in asdict(figures).values()))
-        ratios = (getattr(ways["late"], f.name) / max(getattr(ways["all"], f.name), 1e-9) for f in fields(Figures))
-        table.add_row("", "late / all", *(f"{ratio:.2f}" for ratio in ratios), end_section=True)
+        for at, (way, figures) in enumerate(ways.items(), 1):
+            numbers = (f"{number:.3g}" for number in asdict(figures).values())
+            table.add_row(f"{pool}", way, *numbers, end_section=at == len(ways))
     return table
 
 
@@ -215,7 +226,7 @@ async def measure(pools: Sequence[int], repetitions: int, count: int) -> dict[in
         async with Fleet() as fleet:
             prefill = await fleet.start("prefill", "p", {**flags, **room, "synthetic_token_us": PREFILL_TOKEN_US})
             runs = await compare(fleet, prefill.address, pool, seeds, count)
-        found[pool] = {way: median(figures) for way, figures in runs.items()}
+        found[pool] = summary(runs)
     return found
 
 

@@ -175,8 +175,8 @@ class AdmissionQueue:
     def take(self, reservation: Reservation, pages: int) -> None:
         """Have so many pages of its sequence if that may be now, and nobody who has started waits for some."""
         more = pages - len(reservation.sequence)
-        if more > 0 and not self._growing:
-            self._given(reservation, more)
+        if more > 0 and not self._growing and self._given(reservation, more):
+            self._room()  # where it lacked pages of its prompt, another one may come in a window now
 
     async def reach(self, reservation: Reservation, pages: int, *, until: int) -> None:
         """Return once `pages` of its sequence are there. A window more are taken, as far as `until`, unless somebody
@@ -256,13 +256,12 @@ class AdmissionQueue:
 
     def _grown(self, waiting: _Growing) -> bool:
         """True if it needn't wait any more. It gets a window, or what it needs, or, where that would be unsafe, all."""
-        reservation = waiting.reservation
-        have, alone = len(reservation.sequence), len(self._growing) == 1
-        ways = [waiting.pages, reservation.total_pages] if have < waiting.pages else []
-        if alone:
-            ways.insert(0, waiting.most)
+        reservation, have = waiting.reservation, len(waiting.reservation.sequence)
+        ways = (waiting.most, waiting.pages, reservation.total_pages)[len(self._growing) > 1 :]
         try:
-            if not waiting.granted.done() and (not ways or any(self._given(reservation, to - have) for to in ways)):
+            if not waiting.granted.done() and (
+                have >= waiting.pages or any(self._given(reservation, to - have) for to in ways)
+            ):
                 waiting.granted.set_result(None)
         except PdkvError as error:
             waiting.granted.set_exception(error)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.reservation import ANSWER_PAGES, PAGE_TOKENS, PROMPT_PAGES, Figures, Heard, asks, median, run
+from benchmarks.reservation import ANSWER_PAGES, PAGE_TOKENS, PROMPT_PAGES, Figures, Heard, asks, median, run, summary
 from pdkv.node.messages import GenerateEvent, GenerateRequest, Token
 
 
@@ -61,3 +61,11 @@ def test_a_run_puts_each_question_under_a_name_of_its_own_and_tells_who_ran() ->
 def test_figures_are_medians_one_by_one() -> None:
     runs = [Figures(*(float(n + i) for i in range(7))) for n in (1, 9, 2)]
     assert median(runs) == runs[2]
+
+
+def test_a_ratio_is_of_runs_with_the_same_requests() -> None:
+    """Of the medians it would be 3 / 2."""
+    late, whole = ([Figures(*[float(n)] * 7) for n in numbers] for numbers in ((3, 8, 1), (1, 2, 4)))
+    found = summary({"all": whole, "late": late})
+    assert (found["late"], found["all"]) == (late[0], whole[1])
+    assert found["late / all"] == Figures(*[3.0] * 7)

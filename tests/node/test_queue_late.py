@@ -214,6 +214,35 @@ def test_of_one_peer_only_one_at_a_time_starts_with_less_than_its_prompt() -> No
     play(scenario, window_pages=WINDOW)
 
 
+@pytest.mark.parametrize("step", [5, 3])
+def test_the_next_one_starts_as_soon_as_all_pages_of_that_prompt_are_taken(step: int) -> None:
+    """Needed, or ahead of the need."""
+
+    async def scenario(bench: Bench) -> None:
+        await start(bench, "a", 5, "p")
+        await start(bench, "b", 9, "p")
+        assert bench.order == ["a"]
+        await need(bench, "a", step)
+        assert bench.order == ["a", "b"]
+
+    play(scenario, window_pages=3)
+
+
+def test_who_waits_twice_is_served_twice_by_what_it_gets() -> None:
+    """Chunks that were announced one after the other, and neither has a place."""
+
+    async def scenario(bench: Bench) -> None:
+        await start(bench, "kept", 6)
+        await need(bench, "kept", 6)
+        await start(bench, "a", 6)
+        waiting = [await need(bench, "a", pages) for pages in (5, 6)]
+        assert bench.queue.growing == 2
+        await bench.go("kept")
+        assert all(task.done() for task in waiting)
+
+    play(scenario, window_pages=WINDOW)
+
+
 # --- at random --------------------------------------------------------------------------------------------------------
 
 
