@@ -88,5 +88,7 @@ async def _shown(settings: SoakSettings, *, to_stderr: bool) -> SoakReport:
     else:
         await soak_.run()
     console.print(coverage_table(report), figures_table(report))
-    console.print("[bold green]nothing lost, nothing wrong[/]" if report.ok else "[bold red]not everything held[/]")
+    verdict = "[bold green]nothing lost, nothing wrong[/]" if report.ok else "[bold red]not everything held[/]"
+    answered = f"{report.finished} of {report.requests} answered, all right; each of the others ended by name"
+    console.print(f"{verdict}: {answered}" if report.ok else verdict, highlight=False)
     return report

@@ -84,7 +84,10 @@ class SoakReport:
 def coverage_table(report: SoakReport) -> Table:
     """Fault by stage of a request's life: how often it was injected there."""
     kinds = sorted({kind for kind, _ in report.faults})
-    table = Table("stage", *kinds, box=SIMPLE_HEAD, title="Faults injected", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, title="Faults injected", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for kind in kinds:
+        table.add_column(kind)
     stages = [stage.value for stage in Stage]
     others = sorted({place for _, place in report.faults} - set(stages))
     for place in [*stages, *others]:
@@ -96,7 +99,8 @@ def figures_table(report: SoakReport) -> Table:
     table = Table("figure", "value", box=SIMPLE_HEAD)
     for name, value in report.as_dict().items():
         if name not in ("faults", "notes"):
-            table.add_row(name, str(value))
+            shown = ", ".join(f"{k} {n}" for k, n in value.items()) if isinstance(value, dict) else str(value)
+            table.add_row(name, shown)
     for note in report.notes:
         table.add_row("note", note)
     return table
