@@ -11,6 +11,7 @@ import grpc
 
 from pdkv.errors import WrongIncarnation
 from pdkv.node.rank import Rank
+from pdkv.rpc.convert import checks
 from pdkv.rpc.convert import rank as convert
 from pdkv.rpc.convert.common import peer_from_pb, peer_to_pb
 from pdkv.v1 import common_pb2, rank_pb2, rank_pb2_grpc
@@ -57,7 +58,7 @@ class RankServicer(rank_pb2_grpc.RankServicer):
     async def Verify(self, request: rank_pb2.RankArrival, context: Context) -> rank_pb2.RankDigests:
         self._follows(request.leader)
         digests = await self._rank.verify(convert.arrival_from_pb(request, self._pages), request.after)
-        return rank_pb2.RankDigests(digests=convert.digests_raw(digests))
+        return rank_pb2.RankDigests(digests=checks.raw(digests))
 
     async def Step(self, request: rank_pb2.RankStep, context: Context) -> rank_pb2.RankStepDone:
         self._follows(request.leader)

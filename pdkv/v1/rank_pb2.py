@@ -27,7 +27,7 @@ from pdkv.v1 import contract_pb2 as pdkv_dot_v1_dot_contract__pb2
 from pdkv.v1 import prefill_pb2 as pdkv_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12pdkv/v1/rank.proto\x12\x07pdkv.v1\x1a\x14pdkv/v1/common.proto\x1a\x16pdkv/v1/contract.proto\x1a\x15pdkv/v1/prefill.proto\"d\n\x07Joining\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12#\n\x08\x63ontract\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.Contract\x12\x11\n\tnum_pages\x18\x03 \x01(\x04\"\x0b\n\tRankReply\"\\\n\x07\x45ntries\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x1f\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x0e.pdkv.v1.Entry\"h\n\x05\x45ntry\x12\n\n\x02op\x18\x01 \x01(\t\x12\x13\n\x0breservation\x18\x02 \x01(\x04\x12\r\n\x05pages\x18\x03 \x03(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x0f\n\x07numbers\x18\x05 \x03(\x04\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x9a\x01\n\x07NewPeer\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1f\n\x04name\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12\x19\n\x11metadata_checksum\x18\x04 \x01(\x06\x12\x1e\n\x04pool\x18\x05 \x01(\x0b\x32\x10.pdkv.v1.PoolMap\"N\n\x08RankPeer\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1f\n\x04name\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\"\xe7\x01\n\x08RankRead\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0f\n\x07read_id\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x1f\n\x04peer\x18\x04 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05local\x18\x05 \x03(\r\x12\x0e\n\x06remote\x18\x06 \x03(\r\x12\x13\n\x0bgenerations\x18\x07 \x03(\x06\x12\x0e\n\x06hashes\x18\x08 \x01(\x0c\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\x1f\n\x04\x66low\x18\n \x01(\x0b\x32\x11.pdkv.v1.RankFlow\"4\n\x08RankFlow\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"<\n\x0bRankOutcome\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\r\n\x05stale\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\nRankReadId\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0f\n\x07read_id\x18\x02 \x01(\x04\"\x99\x01\n\x0bRankArrival\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x13\n\x0breservation\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x04\x12\r\n\x05pages\x18\x05 \x03(\r\x12\x0e\n\x06hashes\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x07 \x03(\x06\"\x1e\n\x0bRankDigests\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x06\"x\n\x08RankStep\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x0c\x12\r\n\x05start\x18\x05 \x01(\x04\x12\r\n\x05pages\x18\x06 \x03(\r\"%\n\x0cRankStepDone\x12\x15\n\rlogits_digest\x18\x01 \x01(\x06\x32\xcc\x03\n\x04Rank\x12+\n\x04Join\x12\x10.pdkv.v1.Joining\x1a\x11.pdkv.v1.PeerName\x12-\n\x05\x41pply\x12\x10.pdkv.v1.Entries\x1a\x12.pdkv.v1.RankReply\x12/\n\x07\x41\x64\x64Peer\x12\x10.pdkv.v1.NewPeer\x1a\x12.pdkv.v1.RankReply\x12\x33\n\nRemovePeer\x12\x11.pdkv.v1.RankPeer\x1a\x12.pdkv.v1.RankReply\x12/\n\x04Read\x12\x11.pdkv.v1.RankRead\x1a\x14.pdkv.v1.RankOutcome\x12\x35\n\nCancelRead\x12\x13.pdkv.v1.RankReadId\x1a\x12.pdkv.v1.RankReply\x12\x32\n\x07Settled\x12\x13.pdkv.v1.RankReadId\x1a\x12.pdkv.v1.RankReply\x12\x34\n\x06Verify\x12\x14.pdkv.v1.RankArrival\x1a\x14.pdkv.v1.RankDigests\x12\x30\n\x04Step\x12\x11.pdkv.v1.RankStep\x1a\x15.pdkv.v1.RankStepDoneb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12pdkv/v1/rank.proto\x12\x07pdkv.v1\x1a\x14pdkv/v1/common.proto\x1a\x16pdkv/v1/contract.proto\x1a\x15pdkv/v1/prefill.proto\"d\n\x07Joining\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12#\n\x08\x63ontract\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.Contract\x12\x11\n\tnum_pages\x18\x03 \x01(\x04\"\x0b\n\tRankReply\"\\\n\x07\x45ntries\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x1f\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x0e.pdkv.v1.Entry\"n\n\x05\x45ntry\x12\n\n\x02op\x18\x01 \x01(\t\x12\x13\n\x0breservation\x18\x02 \x01(\x04\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x0f\n\x07numbers\x18\x05 \x03(\x04\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\r\n\x05pages\x18\x07 \x01(\x0cJ\x04\x08\x03\x10\x04\"\x9a\x01\n\x07NewPeer\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1f\n\x04name\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12\x19\n\x11metadata_checksum\x18\x04 \x01(\x06\x12\x1e\n\x04pool\x18\x05 \x01(\x0b\x32\x10.pdkv.v1.PoolMap\"N\n\x08RankPeer\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1f\n\x04name\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\"\xf3\x01\n\x08RankRead\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0f\n\x07read_id\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x1f\n\x04peer\x18\x04 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x13\n\x0bgenerations\x18\x07 \x01(\x0c\x12\x0e\n\x06hashes\x18\x08 \x01(\x0c\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\x1f\n\x04\x66low\x18\n \x01(\x0b\x32\x11.pdkv.v1.RankFlow\x12\r\n\x05local\x18\x0b \x01(\x0c\x12\x0e\n\x06remote\x18\x0c \x01(\x0cJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07\"4\n\x08RankFlow\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"<\n\x0bRankOutcome\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\r\n\x05stale\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\nRankReadId\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0f\n\x07read_id\x18\x02 \x01(\x04\"\x9f\x01\n\x0bRankArrival\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x13\n\x0breservation\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x04\x12\x0e\n\x06hashes\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x07 \x01(\x0c\x12\r\n\x05pages\x18\x08 \x01(\x0cJ\x04\x08\x05\x10\x06\"\x1e\n\x0bRankDigests\x12\x0f\n\x07\x64igests\x18\x01 \x01(\x0c\"~\n\x08RankStep\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x0c\x12\r\n\x05start\x18\x05 \x01(\x04\x12\r\n\x05pages\x18\x07 \x01(\x0cJ\x04\x08\x06\x10\x07\"%\n\x0cRankStepDone\x12\x15\n\rlogits_digest\x18\x01 \x01(\x06\x32\xcc\x03\n\x04Rank\x12+\n\x04Join\x12\x10.pdkv.v1.Joining\x1a\x11.pdkv.v1.PeerName\x12-\n\x05\x41pply\x12\x10.pdkv.v1.Entries\x1a\x12.pdkv.v1.RankReply\x12/\n\x07\x41\x64\x64Peer\x12\x10.pdkv.v1.NewPeer\x1a\x12.pdkv.v1.RankReply\x12\x33\n\nRemovePeer\x12\x11.pdkv.v1.RankPeer\x1a\x12.pdkv.v1.RankReply\x12/\n\x04Read\x12\x11.pdkv.v1.RankRead\x1a\x14.pdkv.v1.RankOutcome\x12\x35\n\nCancelRead\x12\x13.pdkv.v1.RankReadId\x1a\x12.pdkv.v1.RankReply\x12\x32\n\x07Settled\x12\x13.pdkv.v1.RankReadId\x1a\x12.pdkv.v1.RankReply\x12\x34\n\x06Verify\x12\x14.pdkv.v1.RankArrival\x1a\x14.pdkv.v1.RankDigests\x12\x30\n\x04Step\x12\x11.pdkv.v1.RankStep\x1a\x15.pdkv.v1.RankStepDoneb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,27 +41,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENTRIES']._serialized_start=215
   _globals['_ENTRIES']._serialized_end=307
   _globals['_ENTRY']._serialized_start=309
-  _globals['_ENTRY']._serialized_end=413
-  _globals['_NEWPEER']._serialized_start=416
-  _globals['_NEWPEER']._serialized_end=570
-  _globals['_RANKPEER']._serialized_start=572
-  _globals['_RANKPEER']._serialized_end=650
-  _globals['_RANKREAD']._serialized_start=653
-  _globals['_RANKREAD']._serialized_end=884
-  _globals['_RANKFLOW']._serialized_start=886
-  _globals['_RANKFLOW']._serialized_end=938
-  _globals['_RANKOUTCOME']._serialized_start=940
-  _globals['_RANKOUTCOME']._serialized_end=1000
-  _globals['_RANKREADID']._serialized_start=1002
-  _globals['_RANKREADID']._serialized_end=1066
-  _globals['_RANKARRIVAL']._serialized_start=1069
-  _globals['_RANKARRIVAL']._serialized_end=1222
-  _globals['_RANKDIGESTS']._serialized_start=1224
-  _globals['_RANKDIGESTS']._serialized_end=1254
-  _globals['_RANKSTEP']._serialized_start=1256
-  _globals['_RANKSTEP']._serialized_end=1376
-  _globals['_RANKSTEPDONE']._serialized_start=1378
-  _globals['_RANKSTEPDONE']._serialized_end=1415
-  _globals['_RANK']._serialized_start=1418
-  _globals['_RANK']._serialized_end=1878
+  _globals['_ENTRY']._serialized_end=419
+  _globals['_NEWPEER']._serialized_start=422
+  _globals['_NEWPEER']._serialized_end=576
+  _globals['_RANKPEER']._serialized_start=578
+  _globals['_RANKPEER']._serialized_end=656
+  _globals['_RANKREAD']._serialized_start=659
+  _globals['_RANKREAD']._serialized_end=902
+  _globals['_RANKFLOW']._serialized_start=904
+  _globals['_RANKFLOW']._serialized_end=956
+  _globals['_RANKOUTCOME']._serialized_start=958
+  _globals['_RANKOUTCOME']._serialized_end=1018
+  _globals['_RANKREADID']._serialized_start=1020
+  _globals['_RANKREADID']._serialized_end=1084
+  _globals['_RANKARRIVAL']._serialized_start=1087
+  _globals['_RANKARRIVAL']._serialized_end=1246
+  _globals['_RANKDIGESTS']._serialized_start=1248
+  _globals['_RANKDIGESTS']._serialized_end=1278
+  _globals['_RANKSTEP']._serialized_start=1280
+  _globals['_RANKSTEP']._serialized_end=1406
+  _globals['_RANKSTEPDONE']._serialized_start=1408
+  _globals['_RANKSTEPDONE']._serialized_end=1445
+  _globals['_RANK']._serialized_start=1448
+  _globals['_RANK']._serialized_end=1908
 # @@protoc_insertion_point(module_scope)

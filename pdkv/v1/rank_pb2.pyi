@@ -98,17 +98,17 @@ class Entry(_message.Message):
 
     OP_FIELD_NUMBER: _builtins.int
     RESERVATION_FIELD_NUMBER: _builtins.int
-    PAGES_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     op: _builtins.str
     reservation: _builtins.int
     hashes: _builtins.bytes
     """32 bytes a page."""
     reason: _builtins.str
-    @_builtins.property
-    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    pages: _builtins.bytes
+    """int32, as all pages here; columns are little-endian bytes."""
     @_builtins.property
     def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -116,10 +116,10 @@ class Entry(_message.Message):
         *,
         op: _builtins.str = ...,
         reservation: _builtins.int = ...,
-        pages: _abc.Iterable[_builtins.int] | None = ...,
         hashes: _builtins.bytes = ...,
         numbers: _abc.Iterable[_builtins.int] | None = ...,
         reason: _builtins.str = ...,
+        pages: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -195,29 +195,25 @@ class RankRead(_message.Message):
     READ_ID_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
-    LOCAL_FIELD_NUMBER: _builtins.int
-    REMOTE_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     FLOW_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    REMOTE_FIELD_NUMBER: _builtins.int
     read_id: _builtins.int
     after: _builtins.int
     """Entries of the log that come before."""
+    generations: _builtins.bytes
+    """uint64."""
     hashes: _builtins.bytes
     deadline_s: _builtins.float
+    local: _builtins.bytes
+    remote: _builtins.bytes
     @_builtins.property
     def leader(self) -> _common_pb2.PeerName: ...
     @_builtins.property
     def peer(self) -> _common_pb2.PeerName: ...
-    @_builtins.property
-    def local(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Columns, one entry a page."""
-
-    @_builtins.property
-    def remote(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def flow(self) -> Global___RankFlow:
         """Absent: the read is a flow of its own."""
@@ -229,12 +225,12 @@ class RankRead(_message.Message):
         read_id: _builtins.int = ...,
         after: _builtins.int = ...,
         peer: _common_pb2.PeerName | None = ...,
-        local: _abc.Iterable[_builtins.int] | None = ...,
-        remote: _abc.Iterable[_builtins.int] | None = ...,
-        generations: _abc.Iterable[_builtins.int] | None = ...,
+        generations: _builtins.bytes = ...,
         hashes: _builtins.bytes = ...,
         deadline_s: _builtins.float = ...,
         flow: Global___RankFlow | None = ...,
+        local: _builtins.bytes = ...,
+        remote: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow", "leader", b"leader", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -333,21 +329,18 @@ class RankArrival(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     RESERVATION_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
-    PAGES_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     reservation: _builtins.int
     first_index: _builtins.int
     hashes: _builtins.bytes
+    digests: _builtins.bytes
+    """Two uint64 a page."""
+    pages: _builtins.bytes
     @_builtins.property
     def leader(self) -> _common_pb2.PeerName: ...
-    @_builtins.property
-    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Two a page."""
-
     def __init__(
         self,
         *,
@@ -355,9 +348,9 @@ class RankArrival(_message.Message):
         after: _builtins.int = ...,
         reservation: _builtins.int = ...,
         first_index: _builtins.int = ...,
-        pages: _abc.Iterable[_builtins.int] | None = ...,
         hashes: _builtins.bytes = ...,
-        digests: _abc.Iterable[_builtins.int] | None = ...,
+        digests: _builtins.bytes = ...,
+        pages: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -372,12 +365,12 @@ class RankDigests(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGESTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    digests: _builtins.bytes
+    """Two uint64 a page."""
     def __init__(
         self,
         *,
-        digests: _abc.Iterable[_builtins.int] | None = ...,
+        digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -403,10 +396,9 @@ class RankStep(_message.Message):
     tokens: _builtins.bytes
     """uint32 little-endian, 4 bytes a token."""
     start: _builtins.int
+    pages: _builtins.bytes
     @_builtins.property
     def leader(self) -> _common_pb2.PeerName: ...
-    @_builtins.property
-    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -415,7 +407,7 @@ class RankStep(_message.Message):
         after: _builtins.int = ...,
         tokens: _builtins.bytes = ...,
         start: _builtins.int = ...,
-        pages: _abc.Iterable[_builtins.int] | None = ...,
+        pages: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

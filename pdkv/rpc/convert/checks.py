@@ -143,6 +143,11 @@ def raw_column(field: str, raw: bytes, dtype: npt.DTypeLike, count: int) -> npt.
     return np.frombuffer(raw, sent).astype(dtype, copy=False)
 
 
+def raw(values: npt.NDArray[Any]) -> bytes:
+    """What `raw_column` takes."""
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
 def words(field: str, raw: bytes, dtype: str, most: int) -> npt.NDArray[Any]:
     """At most `most` values of 4 bytes."""
     if len(raw) % 4:

@@ -127,9 +127,9 @@ def sealed_to_pb(pages: PagesSealed) -> prefill_pb2.PagesSealed:
     return prefill_pb2.PagesSealed(
         first_index=pages.first_index,
         hashes=pages.hashes.raw,
-        page_ids=pages.page_ids.astype("<i4", copy=False).tobytes(),
-        generations=pages.generations.astype("<u8", copy=False).tobytes(),
-        digests=pages.digests.astype("<u8", copy=False).tobytes(),
+        page_ids=checks.raw(pages.page_ids),
+        generations=checks.raw(pages.generations),
+        digests=checks.raw(pages.digests),
     )
 
 

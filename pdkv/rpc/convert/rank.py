@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pdkv.errors import BoundsError
 from pdkv.ids import Int32Array, LocalPages, PageHashes, PeerName, RemotePages, ReservationId, UInt64Array
 from pdkv.kvcache.arrival import Arrival
 from pdkv.node.ranks import Entry, Joining, NewPeer, Op, RankOutcome, RankRead, RankStep, StepKind
@@ -40,7 +39,7 @@ def entries_to_pb(leader: PeerName, first: int, entries: Sequence[Entry]) -> ran
         rank_pb2.Entry(
             op=entry.op,
             reservation=entry.reservation,
-            pages=entry.pages.tolist(),
+            pages=checks.raw(entry.pages),
             hashes=entry.hashes.raw,
             numbers=entry.numbers,
             reason=entry.reason[: checks.MAX_TEXT],
@@ -90,9 +89,9 @@ def read_to_pb(leader: PeerName, read: RankRead) -> rank_pb2.RankRead:
         read_id=read.read_id,
         after=read.after,
         peer=peer_to_pb(order.peer),
-        local=order.local.array.tolist(),
-        remote=order.remote.array.tolist(),
-        generations=order.generations.tolist(),
+        local=checks.raw(order.local.array),
+        remote=checks.raw(order.remote.array),
+        generations=checks.raw(order.generations),
         hashes=order.hashes.raw,
         deadline_s=order.deadline_s,
         flow=None if flow is None else rank_pb2.RankFlow(id=flow.id, pages=flow.pages, after=flow.after),
@@ -102,11 +101,12 @@ def read_to_pb(leader: PeerName, read: RankRead) -> rank_pb2.RankRead:
 def read_from_pb(message: rank_pb2.RankRead, num_pages: int) -> RankRead:
     """`num_pages`: of the rank's own pool; remote pages are checked by the plan of the read."""
     checks.present(message, "peer")
+    local = LocalPages.checked(_pages("local", message.local), num_pages)
     order = ReadOrder(
         peer=peer_from_pb(message.peer),
-        local=LocalPages.checked(_pages("local", message.local), num_pages),
+        local=local,
         remote=RemotePages.checked(_pages("remote", message.remote), MAX_POOL_PAGES),
-        generations=np.array(message.generations, np.uint64),
+        generations=checks.raw_column("generations", message.generations, np.uint64, len(local)),
         hashes=PageHashes(message.hashes),
         deadline_s=checks.duration_s("deadline_s", message.deadline_s),
         flow=_flow(message.flow) if message.HasField("flow") else None,
@@ -141,9 +141,9 @@ def arrival_to_pb(leader: PeerName, arrival: Arrival, after: int) -> rank_pb2.Ra
         after=after,
         reservation=arrival.reservation,
         first_index=arrival.first_index,
-        pages=arrival.pages.array.tolist(),
+        pages=checks.raw(arrival.pages.array),
         hashes=arrival.hashes.raw,
-        digests=digests_raw(arrival.digests),
+        digests=checks.raw(arrival.digests),
     )
 
 
@@ -158,14 +158,9 @@ def arrival_from_pb(message: rank_pb2.RankArrival, num_pages: int) -> Arrival:
     )
 
 
-def digests_raw(digests: UInt64Array) -> list[int]:
-    raw: list[int] = digests.reshape(-1).tolist()
-    return raw
-
-
-def digests_from(field: str, raw: Sequence[int], pages: int) -> UInt64Array:
+def digests_from(field: str, raw: bytes, pages: int) -> UInt64Array:
     """uint64 [pages, 2]."""
-    return checks.column(field, raw, np.uint64, 2 * pages).reshape(pages, 2)
+    return checks.raw_column(field, raw, np.uint64, 2 * pages).reshape(pages, 2)
 
 
 def step_to_pb(leader: PeerName, step: RankStep) -> rank_pb2.RankStep:
@@ -175,7 +170,7 @@ def step_to_pb(leader: PeerName, step: RankStep) -> rank_pb2.RankStep:
         after=step.after,
         tokens=checks.tokens_raw(step.tokens),
         start=step.start,
-        pages=step.pages.tolist(),
+        pages=checks.raw(step.pages),
     )
 
 
@@ -190,8 +185,9 @@ def step_from_pb(message: rank_pb2.RankStep) -> RankStep:
     )
 
 
-def _pages(field: str, values: Sequence[int]) -> Int32Array:
-    checks.bounded(field, values, checks.MAX_PAGES)
-    if values and max(values) >= MAX_POOL_PAGES:
-        raise BoundsError(field, max(values), f"below {MAX_POOL_PAGES}")
-    return np.array(values, np.int32)
+def _pages(field: str, raw: bytes) -> Int32Array:
+    """What can be page ids of a pool; which pool's, the caller knows."""
+    pages: Int32Array = checks.words(field, raw, "<i4", checks.MAX_PAGES).astype(np.int32, copy=False)
+    if pages.size:
+        checks.within(field, int(pages.min()), 0, MAX_POOL_PAGES)
+    return pages

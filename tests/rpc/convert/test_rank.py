@@ -63,7 +63,12 @@ def test_reads_and_their_ends() -> None:
 def test_arrivals_and_steps() -> None:
     assert facts(rank.arrival_from_pb(rank.arrival_to_pb(samples.D, ARRIVAL, 3), PAGES)) == facts(ARRIVAL)
     assert facts(rank.step_from_pb(rank.step_to_pb(samples.D, STEP))) == facts(STEP)
-    assert rank.digests_from("digests", rank.digests_raw(DIGESTS), 2).tolist() == DIGESTS.tolist()
+    assert rank.digests_from("digests", DIGESTS.tobytes(), 2).tolist() == DIGESTS.tolist()
+
+
+def more(column: str, page: int) -> Callable[[Any], object]:
+    """Another page id in that column."""
+    return lambda m: setattr(m, column, getattr(m, column) + page.to_bytes(4, "little", signed=True))
 
 
 def read(change: Callable[[Any], object]) -> object:
@@ -100,9 +105,12 @@ def outcome(change: Callable[[Any], object]) -> object:
     ("say", "change", "named"),
     [
         (read, lambda m: m.ClearField("peer"), "peer"),
-        (read, lambda m: m.local.append(PAGES), "page id"),
-        (read, lambda m: m.local.append(2), "read order"),
-        (read, lambda m: m.remote.append(2**31), "remote"),
+        (read, more("local", PAGES), "page id"),
+        (read, more("local", 2), "generations"),
+        (read, more("remote", 2), "read order"),
+        (read, more("remote", -1), "remote"),
+        (read, lambda m: setattr(m, "remote", b"123"), "remote"),
+        (read, lambda m: setattr(m, "generations", m.generations[:-1]), "generations"),
         (read, lambda m: setattr(m, "deadline_s", float("nan")), "deadline_s"),
         (read, lambda m: setattr(m, "hashes", b"x"), "page hashes"),
         (read, lambda m: setattr(m.flow, "pages", 2**40), r"flow\.pages"),
@@ -110,8 +118,10 @@ def outcome(change: Callable[[Any], object]) -> object:
         (entry, lambda m: setattr(m, "op", "evict"), r"entry\.op"),
         (entry, lambda m: m.numbers.extend(range(9)), r"entry\.numbers"),
         (entry, lambda m: setattr(m, "reason", "\x00"), r"entry\.reason"),
-        (arrival, lambda m: m.digests.append(1), "digests"),
-        (arrival, lambda m: m.pages.append(0), "page id"),
+        (entry, more("pages", -1), r"entry\.pages"),
+        (arrival, lambda m: setattr(m, "digests", m.digests + bytes(8)), "digests"),
+        (arrival, more("pages", 0), "page id"),
+        (step, more("pages", -1), "pages"),
         (step, lambda m: setattr(m, "kind", "train"), "kind"),
         (step, lambda m: setattr(m, "tokens", b"123"), "tokens"),
         (step, lambda m: setattr(m, "start", 2**40), "start"),
