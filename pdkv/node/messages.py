@@ -377,6 +377,8 @@ class NodeStatus:
     """Kind of error to how often one put an end to that; then such pages were computed after all."""
     memory: dict[str, str] = field(default_factory=dict)
     """What became of the pool's memory, in words: kind, huge pages, numa, committed, registered."""
+    rails: dict[str, str] = field(default_factory=dict)
+    """Network device to what carries reads over it, and to which peers it is down; "any" where none is named."""
     claims: dict[str, int] = field(default_factory=dict)
     """Of a decode node's requests that have started: pages of their sequences that they have claimed, and held by now,
     those in the cache among them; growing: how many of these requests wait for more of theirs."""

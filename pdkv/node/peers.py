@@ -317,4 +317,5 @@ class PeerBook:
             fences=reads.rotations,
             fence_error=reads.fence_error,
             memory=parts.pool.memory.facts() | {"registered": str(reads.registration)},
+            rails={rail.device or "any": str(rail) for rail in reads.rails},
         )

@@ -170,6 +170,10 @@ class RailStatus:
     down: tuple[str, ...]
     """Peers that are not read from on it, each with the reason."""
 
+    def __str__(self) -> str:
+        lanes = "+".join(self.lanes) or "nothing read yet"
+        return f"{lanes}; down to {', '.join(self.down)}" if self.down else lanes
+
 
 @dataclass(frozen=True, slots=True)
 class TransferStatus:

@@ -393,6 +393,26 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RailsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -415,6 +435,7 @@ class NodeStatus(_message.Message):
     BORROW_FAILURES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     CLAIMS_FIELD_NUMBER: _builtins.int
+    RAILS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -471,6 +492,10 @@ class NodeStatus(_message.Message):
     def claims(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Of a decode node's requests: pages claimed and held, and how many have started and wait for pages (growing)."""
 
+    @_builtins.property
+    def rails(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Network device to what carries reads over it, and to which peers it is down."""
+
     def __init__(
         self,
         *,
@@ -496,10 +521,11 @@ class NodeStatus(_message.Message):
         borrow_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         memory: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         claims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rails: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

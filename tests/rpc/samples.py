@@ -77,6 +77,7 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         borrowed_pages=7,
         borrow_failures={"StalePages": 1},
         memory={"huge pages": "granted on touch"},
+        rails={"eth0": "tcp", "eth1": "tcp; down to p0#1: nothing came on it for 2 s"},
         claims={"claimed": 12, "held": 5, "growing": 1},
     )
 

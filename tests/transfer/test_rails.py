@@ -57,6 +57,14 @@ def test_a_peer_that_no_rail_reaches_is_not_added() -> None:
     assert not fresh.sink.peers
 
 
+def test_rails_are_told_in_words() -> None:
+    town = Town()
+    assert [str(rail) for rail in town.sink.status(0.0).rails] == ["loopback", "nothing read yet"]
+    down(town)
+    words = f"nothing read yet; down to {town.source_name}: nothing came on it for 1 s"
+    assert [str(rail) for rail in town.sink.status(0.0).rails] == ["loopback", words]
+
+
 def test_a_rail_without_a_device_at_the_start_is_refused_and_leaves_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     net, name = LoopbackNet(), peer_name("node")
 

@@ -134,6 +134,7 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         borrowed_pages=status.borrowed_pages,
         borrow_failures=status.borrow_failures,
         memory={key: checks.cut(words) for key, words in status.memory.items()},
+        rails={device: checks.cut(words) for device, words in status.rails.items()},
         claims=status.claims,
     )
 
@@ -168,6 +169,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         borrowed_pages=message.borrowed_pages,
         borrow_failures={checks.name("borrow_failures", k): n for k, n in message.borrow_failures.items()},
         memory=_texts("memory", message.memory),
+        rails=_texts("rails", message.rails),
         claims={checks.name("claims", key): count for key, count in message.claims.items()},
     )
 
