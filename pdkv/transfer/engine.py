@@ -64,7 +64,8 @@ FIRST_SLEEP_S = 0.00005
 LATE_S = 0.5
 """A step that begins so late is that of a process which stood still: nobody else is to blame for that time."""
 WORK_S = 0.00005
-"""Polling that took the thread more CPU time than this moved bytes. An idle poll takes 2 µs, after a sleep up to 40."""
+"""Polling that took the thread more CPU time than this moved bytes. An idle poll takes 2 µs; after a long sleep 40, and
+over 80 where others used the caches meanwhile, so such a one says nothing until the next has said the same."""
 
 
 class _Pace:
@@ -79,12 +80,15 @@ class _Pace:
     def __init__(self, settings: TransferSettings) -> None:
         self._settings = settings
         self._flowed_at = self._moved_at = -math.inf
-        self._sleep_s = 0.0
+        self._sleep_s = self._rested_s = 0.0
         self._more = False
 
     def flowed(self, now: float, work_s: float) -> None:
-        """A step took the thread so much CPU time: it moved bytes."""
-        self._flowed_at, self._sleep_s, self._more = now, self._settings.reading_s, work_s > MORE_S
+        """A step took the thread so much CPU time: it moved bytes, or came cold from a long sleep."""
+        self._more = work_s > MORE_S
+        if self._rested_s <= self._settings.reading_s:
+            self._flowed_at = now
+        self._sleep_s = self._settings.reading_s / 2
 
     def moved(self, now: float) -> None:
         """Something did that own reads wait for."""
@@ -97,11 +101,12 @@ class _Pace:
     def rest(self, now: float, *, reading: bool) -> float:
         more, self._more = self._more, False
         if more or now - self._moved_at < SPIN_S:
+            self._rested_s = 0.0
             return 0.0
         busy = reading or now - self._flowed_at < FLOWING_S
         most = self._settings.reading_s if busy else self._settings.idle_s
-        self._sleep_s = min(max(2 * self._sleep_s, FIRST_SLEEP_S), most)
-        return self._sleep_s
+        self._rested_s = self._sleep_s = min(max(2 * self._sleep_s, FIRST_SLEEP_S), most)
+        return self._rested_s
 
 
 class TransferEngine:
