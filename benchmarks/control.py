@@ -60,7 +60,9 @@ class Sizes:
     in_flight: tuple[int, ...] = (1, 4, 16, 64)
     chunk_tokens: int = 32_768
     short_chunk_tokens: int = 4_096
-    token_us: float = 0.5
+    token_us: float = 0.25
+    """So that a chunk's step takes longer than what is left to do for the chunk before."""
+    short_token_us: float = 1.0
     repetitions: int = 5
 
 
@@ -81,7 +83,7 @@ async def measure(sizes: Sizes, console: Console) -> Found:
     scattered = await measured(longest, chunk, pace, some, scattered=True)
     console.print(f"chunks of {sizes.short_chunk_tokens:,} tokens …")
     two = [Case(sizes.from_tokens), *longest]
-    short = await measured(two, sizes.short_chunk_tokens, pace, some)
+    short = await measured(two, sizes.short_chunk_tokens, sizes.short_token_us, some)
     console.print(f"up to {max(sizes.in_flight)} in flight …")
     many = await measured([Case(sizes.from_tokens, n) for n in sizes.in_flight], chunk, pace, some)
     return Found(each, scattered, short, many)
@@ -151,6 +153,7 @@ def figures(found: Found, sizes: Sizes) -> dict[str, Any]:
         "chunk_tokens": sizes.chunk_tokens,
         "short_chunk_tokens": sizes.short_chunk_tokens,
         "token_us": sizes.token_us,
+        "short_token_us": sizes.short_token_us,
         "repetitions": sizes.repetitions,
         "sizes": [as_dict(cost) for cost in found.sizes],
         "scattered": [as_dict(cost) for cost in found.scattered],

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pdkv.cli.bench.control_run import Case, Cost
+    from pdkv.cli.bench.control_run import Case, Cost, Pair
 
 
 def control(
@@ -28,7 +28,7 @@ def control(
     repetitions: Annotated[int, typer.Option(min=1, metavar="N", help="Medians of so many.")] = 5,
     token_us: Annotated[
         float, typer.Option(min=0.0, metavar="US", help="Microseconds a token that the engine's steps take.")
-    ] = 0.5,
+    ] = 0.25,
     scattered: Annotated[bool, typer.Option("--scattered", help="No two free pages are neighbours.")] = False,
     json_wanted: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -58,8 +58,7 @@ def control(
 async def measured(
     cases: Sequence[Case], chunk_tokens: int, token_us: float, repetitions: int, *, scattered: bool = False
 ) -> list[Cost]:
-    """The median of each case; cases take turns, on one pair of nodes, after each was run once. In each turn the nodes
-    are idle for a while first, to know what that takes now.
+    """The median of each case; cases take turns, on one pair of nodes, after each was run once.
 
     The pool holds the largest case and nothing beside it: from the second request on, pages are those of earlier
     requests, evicted.
@@ -70,11 +69,14 @@ async def measured(
     async with pair(pages, chunk_tokens, token_us, scattered=scattered) as nodes:
         for case in cases:
             await nodes.measure(case)
-        found = []
-        for _ in range(repetitions):
-            await nodes.settle()
-            found.append([await nodes.measure(case) for case in cases])
+        found = [[await _beside_idle(nodes, case) for case in cases] for _ in range(repetitions)]
     return [middle(column) for column in zip(*found, strict=True)]
+
+
+async def _beside_idle(nodes: Pair, case: Case) -> Cost:
+    """The nodes are idle for a while first, to know what that takes just now."""
+    await nodes.settle()
+    return await nodes.measure(case)
 
 
 def table(cost: Cost) -> Table:

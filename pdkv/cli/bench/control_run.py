@@ -46,7 +46,7 @@ T = TypeVar("T")
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 START_S = 120.0
 REQUEST_S = 120.0
-IDLE_S = 0.5
+IDLE_S = 0.3
 """For so long both nodes are watched while nothing is asked of them."""
 
 

@@ -73,5 +73,5 @@ def test_options_reach_the_measurement(monkeypatch: pytest.MonkeyPatch, capsys: 
             ]
         )
     assert ended.value.code == 0
-    assert asked == [([Case(640, 2)], 128, 0.5, 5, True)]
+    assert asked == [([Case(640, 2)], 128, 0.25, 5, True)]
     assert json.loads(capsys.readouterr().out)["case"] == {"tokens": 640, "in_flight": 2}
