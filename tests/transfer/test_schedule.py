@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pdkv.transfer.backends.base import AgentName, Lane
 from pdkv.transfer.lines import Line, Peer
 from pdkv.transfer.orders import Flow, TransferSettings
-from pdkv.transfer.schedule import AHEAD, READS_AT_ONCE, Choice, Mark, Schedule, Window
+from pdkv.transfer.schedule import AHEAD, COPIED_SHARES, READS_AT_ONCE, Choice, Mark, Schedule, Window
 from pdkv.transfer.tasks import Table, Task, Ticket, Wanted
 from tests.transfer.pools import peer_name
 
@@ -144,7 +144,8 @@ def test_what_is_copied_while_it_is_posted_runs_beside_no_other_read(copied: boo
     schedule.add(Pages(source, 1000))
     chosen = schedule.choose()
     assert chosen is not None
-    assert chosen.most_bytes == schedule.window.bytes // (1 if copied else READS_AT_ONCE)
+    window = schedule.window.bytes
+    assert chosen.most_bytes == (COPIED_SHARES * window if copied else window // READS_AT_ONCE)
 
 
 def test_a_slower_link_has_less_under_way_soon() -> None:
