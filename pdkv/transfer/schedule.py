@@ -22,6 +22,8 @@ LEAST_BYTES = 2 << 20
 """Under way at least."""
 READS_AT_ONCE = 2
 """On one line at least, whatever their size: the next one is known there when one ends."""
+COPIED_SHARES = 2
+"""Of what is to be under way, in one read over a lane that copies: between two of them 0.3 ms are lost."""
 LARGEST_AT_ONCE = 4
 """Under way at most: so many reads of the largest size, on each rail."""
 LITTLE_BYTES = 16 << 20
@@ -175,9 +177,10 @@ class Schedule:
         for flow, head in heads:
             lines = head.peer.up
             share = self.window.bytes * of[head.peer] // (len(heads) * len(lines))
-            # what is copied while it is posted never runs beside another read
-            at_once = 1 if all(line.lane.copied for line in lines) else READS_AT_ONCE
-            most = max(head.peer.plan.page_bytes, min(self._largest, share // at_once))
+            # what is copied while it is posted runs beside no other read, and each begins with cold caches
+            copied = all(line.lane.copied for line in lines)
+            fit = COPIED_SHARES * share if copied else share // READS_AT_ONCE
+            most = max(head.peer.plan.page_bytes, min(self._largest, fit))
             # the same for all of a peer's flows: small reads must not fill the room that a large one waits for
             room = [line for line in lines if line.parts < READS_AT_ONCE or line.under_way + most <= share]
             if room:
