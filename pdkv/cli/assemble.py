@@ -154,7 +154,7 @@ def _draft_facts(config: NodeConfig) -> dict[str, Any]:
 
 def _place(config: NodeConfig) -> Affinity:
     """UCX reads its settings from the environment when the agent is made; what the operator set there wins."""
-    allow(tls=config.ucx_tls, net_devices=config.net_devices)
+    allow(tls=config.ucx_tls, net_devices=config.net_devices or ",".join(config.rails))
     place = affinity(config.numa_node, devices(), numa_nodes(), os.environ.get("UCX_NET_DEVICES", ""))
     log.info("NUMA: %s (%s)", "not bound" if place.node is None else f"node {place.node}", place.why)
     return place

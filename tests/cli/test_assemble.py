@@ -244,6 +244,7 @@ def test_ucx_settings_reach_its_environment_unless_the_operator_set_them(environ
 def test_each_device_is_a_rail() -> None:
     with parts_of(rails=("eth0", "eth1")) as parts:
         assert [rail.device for rail in parts.transfer.status().rails] == ["eth0", "eth1"]
+        assert os.environ["UCX_NET_DEVICES"] == "eth0,eth1"
     with parts_of() as parts:
         assert [rail.device for rail in parts.transfer.status().rails] == [""]
 

@@ -64,7 +64,7 @@ def needs_of(config: NodeConfig) -> Needs:
         device=config.device,
         offload_bytes=config.offload_bytes if isinstance(config, DecodeConfig) and offloads else 0,
         ucx_tls=os.environ.get("UCX_TLS", config.ucx_tls),
-        net_devices=os.environ.get("UCX_NET_DEVICES", config.net_devices),
+        net_devices=os.environ.get("UCX_NET_DEVICES", config.net_devices or ",".join(config.rails)),
         require_rdma=config.require_rdma,
         numa_node=config.numa_node,
     )
