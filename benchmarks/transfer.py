@@ -58,8 +58,8 @@ STREAM_PLAIN, STREAM_PROVED = "streaming, no digests", "streaming, digests"
 class Sizes:
     model: str = "glm-5.3"
     pages: int = 512
-    chunk_pages: int = 32
-    """Of an announcement, where the source seals as it goes."""
+    chunk_pages: int = 128
+    """Of an announcement, where the source seals as it goes: 8,192 tokens, as engines chunk a long prompt."""
     layer_pages: int = 128
     """Where page-major and layer-major pools are there at once."""
     grpc_pages: int = 128
@@ -71,7 +71,7 @@ class Sizes:
     """Longer than a node lets pass until it probes its peer."""
 
 
-QUICK = Sizes(pages=64, layer_pages=32, grpc_pages=32, turns=3, short_turns=3, small_reads=96)
+QUICK = Sizes(pages=64, chunk_pages=16, layer_pages=32, grpc_pages=32, turns=3, short_turns=3, small_reads=96)
 
 
 @dataclass
