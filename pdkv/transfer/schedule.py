@@ -172,7 +172,9 @@ class Schedule:
 
     def _open(self) -> Iterator[tuple[_Flow, Choice]]:
         """Flows of which something may be posted, and what."""
-        heads = [(flow, head) for flow in self._flows.values() if (head := flow.head()) is not None and head.due]
+        # tasks that have stopped leave nothing behind
+        self._flows = {key: flow for key, flow in self._flows.items() if flow.head() is not None}
+        heads = [(flow, flow.tasks[0]) for flow in self._flows.values() if flow.tasks[0].due]
         of: Counter[Peer] = Counter(head.peer for _, head in heads)
         for flow, head in heads:
             lines = head.peer.up

@@ -12,7 +12,7 @@ from pdkv.transfer.orders import Probe, ReadOutcome, ReadStatus
 from pdkv.transfer.rotation import Rotation
 from pdkv.transfer.tasks import Ticket
 from tests.transfer.pools import Announced, TestPool, offer_of, peer_name
-from tests.transfer.town import PAGE, PAGES, SETTINGS, TICK_S, Town, down, some_done
+from tests.transfer.town import AT_ONCE_S, PAGE, PAGES, SETTINGS, TICK_S, Town, down, some_done
 
 # --- both are up ----------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ def test_a_rail_whose_connection_ends_is_left_at_once() -> None:
     town.net.cut(town.agent(1))
     some_done(town)
     town.net.kill(town.agent(1))
-    assert town.done(future, 3 * TICK_S).status is ReadStatus.DONE
+    assert town.done(future, AT_ONCE_S).status is ReadStatus.DONE
     assert town.right()
     assert town.sink.status(0.0).rotations == 0
     assert "is gone" in town.line(1).down
@@ -103,7 +103,7 @@ def test_a_rail_whose_connection_ends_is_left_at_once() -> None:
 def test_a_read_that_was_lost_on_a_rail_is_fenced_before_it_comes_again() -> None:
     town = Town()
     town.net.script(town.agent(1), Fault(FaultKind.LOSE))
-    assert town.done(town.read(), 3 * TICK_S).status is ReadStatus.DONE
+    assert town.done(town.read(), AT_ONCE_S).status is ReadStatus.DONE
     assert town.right()
     assert town.sink.status(0.0).rotations == 1
     assert town.line(1).down == "scripted loss"
@@ -169,7 +169,7 @@ def test_a_peer_with_no_rail_left_is_lost() -> None:
     future = town.read()
     for rail in range(2):
         town.net.kill(town.agent(rail))
-    assert town.done(future, 3 * TICK_S).status is ReadStatus.FAILED
+    assert town.done(future, AT_ONCE_S).status is ReadStatus.FAILED
     assert "is gone" in town.sink.peers[town.source_name].lost
 
 

@@ -292,6 +292,18 @@ def test_no_read_of_pages_goes_to_a_line_that_is_down() -> None:
     assert long.ended_s == pytest.approx(100 * PAGE / link.rates[0], rel=0.02)
 
 
+def test_flows_that_were_given_up_leave_nothing_behind() -> None:
+    schedule, source = Schedule(SETTINGS), peer()
+    given_up, going = Pages(source, 10, Flow(1, 10, 0)), Pages(source, 10, Flow(2, 10, 0))
+    for task in (given_up, going):
+        schedule.add(task)
+    given_up._left = 0
+    chosen = schedule.choose()
+    assert chosen is not None
+    assert chosen.task is going
+    assert list(schedule._flows) == [2]
+
+
 # --- nobody starves -------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,8 @@ PAGE = TestPool(num_pages=2, fill=False).fmt.page_bytes
 SETTINGS = TransferSettings(read_max_bytes=PAGE, fence_every_s=0.0, line_stall_s=1.0)
 PAGES = list(range(1, 13))
 TICK_S = 0.05
+AT_ONCE_S = 0.5
+"""Less than a line may be quiet."""
 LONG_S = 8.0
 
 
