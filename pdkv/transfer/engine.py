@@ -84,10 +84,15 @@ class _Pace:
         self._more = False
 
     def flowed(self, now: float, work_s: float) -> None:
-        """A step took the thread so much CPU time: it moved bytes, or came cold from a long sleep."""
+        """To serve took the thread so much CPU time: it moved bytes to a peer, or came cold from a long sleep."""
         self._more = work_s > MORE_S
         if self._rested_s <= self._settings.reading_s:
             self._flowed_at = now
+        self._sleep_s = self._settings.reading_s / 2
+
+    def came(self, work_s: float) -> None:
+        """A step for own reads that run took so much: bytes came."""
+        self._more |= work_s > MORE_S
         self._sleep_s = self._settings.reading_s / 2
 
     def moved(self, now: float) -> None:
@@ -260,10 +265,13 @@ class TransferEngine:
                 core.postpone(late_s)
             began_s = time.thread_time()
             core.serve()
+            served_s = time.thread_time()
             moved = core.step(time.monotonic())
-            work_s, now = time.thread_time() - began_s, time.monotonic()
-            if work_s > WORK_S:
-                pace.flowed(now, work_s)
+            work_s, now = time.thread_time() - served_s, time.monotonic()
+            if served_s - began_s > WORK_S:
+                pace.flowed(now, served_s - began_s)
+            if core.busy and work_s > WORK_S:
+                pace.came(work_s)  # what own reads take once they have ended says nothing of the next ones
             if moved:
                 pace.moved(now) if core.busy else pace.ended()
             rest_s = pace.rest(now, reading=core.busy)

@@ -69,3 +69,13 @@ def test_a_look_after_a_long_sleep_may_only_be_cold() -> None:
         much.flowed(11.0, engine.MORE_S * 2)
         assert much.rest(11.0, reading=False) == 0.0
     assert much.rest(11.0 + engine.FLOWING_S * 0.9, reading=False) == settings.reading_s
+
+
+def test_bytes_of_own_reads_are_forgotten_with_them() -> None:
+    settings = TransferSettings(idle_s=0.005, reading_s=0.0005)
+    pace = engine._Pace(settings)
+    pace.came(engine.MORE_S * 2)
+    assert [pace.rest(10.0, reading=True) for _ in range(3)] == [0.0, 0.0005, 0.0005]
+    pace.came(engine.MORE_S / 2)
+    pace.ended()
+    assert pace.rest(10.001, reading=False) == settings.idle_s
