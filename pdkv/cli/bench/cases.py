@@ -188,7 +188,7 @@ def fit(cases: list[Case], page_bytes: int, memory_bytes: int) -> Fitted:
         if pool_bytes <= memory_bytes:
             fitted.cases.append(case)
         else:
-            words = f"{case}: a pool of {pool_bytes / 1e9:.1f} GB, at most {memory_bytes / 1e9:.1f} (--memory)"
+            words = f"{case}: a pool of {pool_bytes / 1e6:,.0f} MB, at most {memory_bytes / 1e6:,.0f} (--memory)"
             fitted.left_out.append(words)
     return fitted
 

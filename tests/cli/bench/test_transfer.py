@@ -92,11 +92,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def test_a_case_that_does_not_fit_is_said_beforehand() -> None:
-    fitted = _fitting(TransferOptions(model="tiny", pages="8,100", memory="5MB"))
+    fitted = _fitting(TransferOptions(model="tiny", pages="8,100", memory="20MB"))
     assert {case.pages for case in fitted.cases} == {8}
     assert "100 pages" in fitted.left_out[0]
     with pytest.raises(ConfigError, match="memory"):
-        _fitting(TransferOptions(model="tiny", pages="100", memory="5MB"))
+        _fitting(TransferOptions(model="tiny", pages="100", memory="20MB"))
 
 
 def test_there_is_a_ceiling_where_there_is_a_raw_source() -> None:
