@@ -189,7 +189,7 @@ class Attempts:
         reservation = await self._reserve(replace(self._ask, max_hit_pages=prompt.prefill_hit_pages))
         means.queue.settle(reservation)
         # Steps work on all of its pages, also on those of the prompt that others may have brought by then.
-        await means.queue.reach(reservation, reservation.total_pages, until=reservation.total_pages)
+        await means.queue.started.reach(reservation, reservation.total_pages, until=reservation.total_pages)
         self.recomputed_tokens = len(prompt.tokens) - len(reservation.hit) * prompt.page_tokens
         done = await recompute(means.parts, self._wanted, reservation, means.settings.recompute_chunk_tokens)
         return Brought(done, _now())
@@ -242,12 +242,12 @@ class Attempts:
 
     def _room(self, pages: int) -> int:
         """Of so many of the prompt's, those that it has or can have at once."""
-        self._means.queue.take(self.reserved, pages)
+        self._means.queue.started.take(self.reserved, pages)
         return len(self.reserved.sequence)
 
     async def _reach_page(self, pages: int) -> None:
         """Until it has so many of the prompt's."""
-        await self._means.queue.reach(self.reserved, pages, until=self._wanted.prompt.pages)
+        await self._means.queue.started.reach(self.reserved, pages, until=self._wanted.prompt.pages)
 
     # --- what an attempt came to ------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class DecodeNode:
             held_leases=self.source.status(),
             borrowed_pages=borrower.pages if borrower else 0,
             borrow_failures=dict(borrower.failures) if borrower else {},
-            claims=self.queue.claims(),
+            claims=self.queue.started.claims(),
         )
 
     async def watch_leases(self) -> None:

@@ -91,7 +91,7 @@ async def _places(parts: NodeParts, queue: AdmissionQueue, runner: Runner) -> No
     pages = -(-(answer.place + 1 + parts.contract.draft_tokens) // runner.prompt.page_tokens)
     if pages <= have:
         return
-    await queue.reach(reservation, pages, until=min(pages + ANSWER_AHEAD, reservation.total_pages))
+    await queue.started.reach(reservation, pages, until=min(pages + ANSWER_AHEAD, reservation.total_pages))
     parts.manager.take_private(reservation, reservation.sequence[have:])
     answer.pages = reservation.sequence
 

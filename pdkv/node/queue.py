@@ -6,10 +6,10 @@ head as soon as they suffice for it. Another one may pass the head only if it wa
 room is being made for the head, and the head was passed less than `pass_limit` times: so a long request gets in after
 at most `pass_limit` short ones for itself and for each that was ahead of it.
 
-With a window a request starts when it is sure to get all its pages (`granting`), has those of the window, and gets the
-others as they are needed (`reach`); of one peer's, only one at a time with less than its prompt. Those who have started
-come before all who have not, in the order of their start, and are passed by the same rule: while one of them waits, few
-start, so those who run end and it gets its pages.
+With a window a request starts when it is sure to get all its pages (`granting`) and takes nothing that others need
+next; it has those of the window, and gets the others as they are needed (`started`); of one peer's, only one at a time
+with less than its prompt. Those who have started come before all who have not, and are passed by the same rule: while
+one of them waits, few start, so those who run end and it gets its pages.
 
 Pages reserved for prompts that one prefill node is to bring are bounded (`shares`). Who would exceed that stands aside:
 it keeps its place and is not the head, so a node that has stopped holds up those who wait for it, and nobody else.
@@ -23,15 +23,16 @@ loop.
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pdkv.errors import BoundsError, CapacityError, IntegrityError, PdkvError
+from pdkv.errors import CapacityError, IntegrityError, PdkvError
 from pdkv.ids import PageHashes
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.shortage import never_fits
 from pdkv.node.shares import PeerShares
+from pdkv.node.started import Growing, Started
 
 PASS_LIMIT = 8
 
@@ -67,21 +68,15 @@ class _Waiting:
         return self.ask.pages
 
 
-@dataclass(eq=False, slots=True)
-class _Growing:
-    """A request that has started and waits for more of its pages."""
+class _Ways(NamedTuple):
+    """How a request may start."""
 
-    reservation: Reservation
-    pages: int
-    """So many of its sequence have to be there,"""
-    most: int
-    """and so many may."""
-    granted: asyncio.Future[None]
-    passed: int = 0
-
-    @property
-    def size(self) -> int:
-        return self.reservation.total_pages
+    counts: tuple[int, ...]
+    """With so many pages, the best way first."""
+    prompt: int
+    """Pages that its prompt lacks."""
+    room: int
+    """Pages there, when what it hits is locked."""
 
 
 class AdmissionQueue:
@@ -106,27 +101,15 @@ class AdmissionQueue:
         self.shares = PeerShares(peer_pages)
         self._manager = manager
         self._pass_limit = pass_limit
-        self._window_pages = window_pages
+        self.started = Started(manager, self.shares, window_pages)
+        self.started.advance, self.started.changed = self._advance, self._room
         self._line: list[_Waiting] = []
-        self._growing: list[_Growing] = []
-        """In the order of their start."""
         self._due = False
         manager.on_room = self._room
 
     def __len__(self) -> int:
         """Requests that wait to start."""
         return len(self._line)
-
-    @property
-    def growing(self) -> int:
-        """Requests that have started and wait for pages."""
-        return len(self._growing)
-
-    def claims(self) -> dict[str, int]:
-        """Pages of those who have started: claimed, and held by now; and how many of them wait for more (growing)."""
-        started = self._manager.reservations.values()
-        claimed, held = sum(each.total_pages for each in started), sum(len(each.sequence) for each in started)
-        return {"claimed": claimed, "held": held, "growing": self.growing}
 
     def require_possible(self, ask: Ask) -> None:
         """Raises `NeverFits` for what is larger than the whole pool."""
@@ -172,30 +155,6 @@ class AdmissionQueue:
             return waiting.granted.result()
         return await self.admit(ask, again=True)
 
-    def take(self, reservation: Reservation, pages: int) -> None:
-        """Have so many pages of its sequence if that may be now, and nobody who has started waits for some."""
-        more = pages - len(reservation.sequence)
-        if more > 0 and not self._growing and self._given(reservation, more):
-            self._room()  # where it lacked pages of its prompt, another one may come in a window now
-
-    async def reach(self, reservation: Reservation, pages: int, *, until: int) -> None:
-        """Return once `pages` of its sequence are there. A window more are taken, as far as `until`, unless somebody
-        waits for pages. Raises `ReservationDead`, `BoundsError` beyond those that it may ever have."""
-        most = min(pages + (self._window_pages or 0), until)
-        if pages <= len(reservation.sequence):
-            return self.take(reservation, most)
-        if pages > reservation.total_pages:
-            raise BoundsError("pages of a sequence", pages, f"at most {reservation.total_pages}")
-        waiting = _Growing(reservation, pages, max(pages, most), asyncio.get_running_loop().create_future())
-        insort(self._growing, waiting, key=lambda each: each.reservation.id)
-        try:
-            self._advance()
-            await waiting.granted
-        finally:
-            if waiting in self._growing:
-                self._growing.remove(waiting)
-                self._room()
-
     def _require_unheld(self, ask: Ask) -> None:
         census = self._manager.census()
         left, held = census["total"] - census["quarantined"], census["quarantined"]
@@ -220,14 +179,14 @@ class AdmissionQueue:
 
     def _room(self) -> None:
         """The manager is amid its work: look at the queue right after."""
-        if (self._line or self._growing) and not self._due:
+        if (self._line or len(self.started)) and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
         """Give pages to those who have started, let in who fits, in order, and by the rule of passing."""
         self._due = False
-        if first := self._grow():
+        if first := self.started.serve():
             return self._pass(first, self._line[:])
         while (head := self._head()) and self._served(head):
             self._line.remove(head)
@@ -235,7 +194,7 @@ class AdmissionQueue:
             return
         self._pass(head, self._line[self._line.index(head) + 1 :])
 
-    def _pass(self, first: _Waiting | _Growing, others: list[_Waiting]) -> None:
+    def _pass(self, first: _Waiting | Growing, others: list[_Waiting]) -> None:
         """Let in those behind the first one that may pass it."""
         for other in others:
             if first.passed >= self._pass_limit:
@@ -243,38 +202,6 @@ class AdmissionQueue:
             if other.size < first.size and not self._aside(other) and self._served(other):
                 self._line.remove(other)
                 first.passed += 1
-
-    def _grow(self) -> _Growing | None:
-        """The first that goes on waiting, when all got what they can get: what one gets may be what makes it certain
-        for another."""
-        moved = True
-        while moved:
-            served = [each for each in self._growing if self._grown(each)]
-            self._growing = [each for each in self._growing if each not in served]
-            moved = bool(served)
-        return self._growing[0] if self._growing else None
-
-    def _grown(self, waiting: _Growing) -> bool:
-        """True if it needn't wait any more. It gets a window, or what it needs, or, where that would be unsafe, all."""
-        reservation, have = waiting.reservation, len(waiting.reservation.sequence)
-        ways = (waiting.most, waiting.pages, reservation.total_pages)[len(self._growing) > 1 :]
-        try:
-            if not waiting.granted.done() and (
-                have >= waiting.pages or any(self._given(reservation, to - have) for to in ways)
-            ):
-                waiting.granted.set_result(None)
-        except PdkvError as error:
-            waiting.granted.set_exception(error)
-        return waiting.granted.done()
-
-    def _given(self, reservation: Reservation, count: int) -> bool:
-        """So many more pages, if that may be."""
-        try:
-            self.shares.require_growth(reservation, count)
-            self._manager.grow(reservation, count)
-        except CapacityError:
-            return False
-        return True
 
     def _head(self) -> _Waiting | None:
         """The first that doesn't stand aside."""
@@ -284,32 +211,40 @@ class AdmissionQueue:
         """With it, more pages would be reserved for its peer than may be."""
         if waiting.granted.done() or not self.shares.waiting(waiting.ask.peer):
             return False
-        ways, prompt = self._ways(waiting)
-        return not any(self._within_share(waiting, prompt, count) for count in ways)
+        ways = self._ways(waiting)
+        return not any(self._within_share(waiting, ways, count) for count in ways.counts)
 
-    def _within_share(self, waiting: _Waiting, prompt: int, count: int) -> bool:
+    def _within_share(self, waiting: _Waiting, ways: _Ways, count: int) -> bool:
         try:
-            self.shares.require_start(waiting.ask.peer, prompt, count)
+            self.shares.require_start(waiting.ask.peer, ways.prompt, count)
         except CapacityError as error:
             waiting.refused = error
             return False
         return True
 
-    def _ways(self, waiting: _Waiting) -> tuple[list[int], int]:
-        """With how many pages it may start, the best way first, and how many its prompt lacks.
+    def _spared(self, waiting: _Waiting, ways: _Ways, count: int) -> bool:
+        """It takes nothing that those who have started need next."""
+        short = count + self.started.needed_before(None) - ways.room
+        if short > 0:
+            words = f"{count} pages wanted, {short} of them are what requests that have started need next"
+            waiting.refused = CapacityError(words, wanted_pages=count, short_pages=short)
+        return short <= 0
 
-        With a window, or with all where that alone is safe. While another one lacks pages of a prompt from the same
+    def _ways(self, waiting: _Waiting) -> _Ways:
+        """With a window, or with all where that alone is safe. While another one lacks pages of a prompt from the same
         peer, not with less than its prompt: the peer computes for both, so both would come later, and keep pages for
         longer. Who comes again may have been given its window before, and then it is safe to be without it.
         """
-        ask = waiting.ask
-        found = self._manager.tree.match(ask.hashes, limit=ask.max_hit_pages).pages.size
-        found = max(found - ask.drop_pages, 0)
+        ask, tree = waiting.ask, self._manager.tree
+        match = tree.match(ask.hashes, limit=ask.max_hit_pages)
+        found = max(match.pages.size - ask.drop_pages, 0)
         every, prompt = ask.pages - found, min(len(ask.hashes) + 1, ask.pages) - found
-        if self._window_pages is None:
-            return [every], prompt
-        first = prompt if self.shares.lacking(ask.peer) else min(self._window_pages, prompt)
-        return [first, *([0] if waiting.again else []), every], prompt
+        room = self.started.there() - tree.would_lock(match)
+        window = self.started.window_pages
+        if window is None:
+            return _Ways((every,), prompt, room)
+        first = prompt if self.shares.lacking(ask.peer) else min(window, prompt)
+        return _Ways((first, 0, every) if waiting.again else (first, every), prompt, room)
 
     def _beside(self, waiting: _Waiting) -> int:
         """Others that wait for what it waits for: room in the pool, or in its peer's share."""
@@ -321,10 +256,15 @@ class AdmissionQueue:
         """True if it needn't wait any more."""
         if waiting.granted.done():
             return True
-        if self._window_pages is None:  # whoever asks has looked whether it stands aside
+        if self.started.window_pages is None:  # whoever asks has looked whether it stands aside
             return self._reserved(waiting, None)
-        ways, prompt = self._ways(waiting)
-        return any(self._within_share(waiting, prompt, n) and self._reserved(waiting, n) for n in ways)
+        ways = self._ways(waiting)
+        return any(
+            self._within_share(waiting, ways, count)
+            and (waiting.again or self._spared(waiting, ways, count))
+            and self._reserved(waiting, count)
+            for count in ways.counts
+        )
 
     def _reserved(self, waiting: _Waiting, ahead: int | None) -> bool:
         """True if it has its pages, or an error that isn't about room."""

@@ -62,7 +62,7 @@ def play(scenario: Callable[[Bench], Awaitable[None]], **settings: int) -> Bench
             bench.queue.settle(reservation)
             bench.manager.end(reservation)
         assert len(bench.queue.shares) == 0
-        assert bench.queue.growing == 0
+        assert len(bench.queue.started) == 0
         assert bench.free() + bench.manager.census()["cached"] == PAGES
         bench.manager.check()
         return bench

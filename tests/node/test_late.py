@@ -98,7 +98,7 @@ def test_announced_pages_wait_for_room_and_then_come() -> None:
         await pair.decode.connect("p0")
         other = taken(pair.decode, left=3)
         asking = asyncio.create_task(answers(pair.decode.generate(request(300))))
-        await until(lambda: pair.decode.queue.growing)
+        await until(lambda: len(pair.decode.queue.started))
         (made,) = (r for r in pair.decode.parts.manager.reservations.values() if r is not other)
         await until(lambda: made.committed)
         assert (made.committed, made.rest) == (2, 3)
@@ -117,10 +117,10 @@ def test_an_abort_while_it_waits_for_room_frees_what_it_had() -> None:
         await pair.decode.connect("p0")
         other = taken(pair.decode, left=3)
         asking = asyncio.create_task(answers(pair.decode.generate(request(300))))
-        await until(lambda: pair.decode.queue.growing)
+        await until(lambda: len(pair.decode.queue.started))
         asking.cancel()
         await asyncio.wait([asking])
-        assert pair.decode.queue.growing == 0
+        assert len(pair.decode.queue.started) == 0
         pair.decode.parts.manager.end(other)
         await recovered(pair)
 
@@ -163,7 +163,7 @@ def test_one_that_stops_is_given_up_also_while_its_pages_wait_for_room() -> None
     async def scenario(trio: Trio) -> None:
         other = taken(trio.decode, left=3)
         asking = asyncio.create_task(answers(trio.decode.generate(fallible(FailurePolicy.FAIL, remaining_s=30.0))))
-        await until(lambda: trio.decode.queue.growing)
+        await until(lambda: len(trio.decode.queue.started))
         trio.wires[0].stop()
         outcome = await ended(asking)
         assert isinstance(outcome, PeerLost)
@@ -193,7 +193,7 @@ def test_a_node_that_computes_itself_waits_for_all_pages_first() -> None:
         other = taken(trio.decode, left=3)
         trio.on(Stage.COMMITTED, trio.wires[0].die)
         asking = asyncio.create_task(answers(trio.decode.generate(fallible(FailurePolicy.RECOMPUTE))))
-        await until(lambda: trio.decode.queue.growing and not len(trio.decode.queue.shares))
+        await until(lambda: len(trio.decode.queue.started) and not len(trio.decode.queue.shares))
         assert trio.seen[Stage.RECOMPUTING] == 0
         trio.decode.parts.manager.end(other)
         await saved(trio, await ended(asking), FailurePolicy.RECOMPUTE)
@@ -232,7 +232,7 @@ def test_of_what_another_node_has_it_borrows_what_it_has_room_for_at_once(left: 
         other = taken(trio.second, left=left)
         asking = asyncio.create_task(lending.asked(trio, turn))
         if left < 7:
-            await until(lambda: trio.second.queue.growing)  # for what prefill brings, when the loan is over
+            await until(lambda: len(trio.second.queue.started))  # for what prefill brings, when the loan is over
             assert trio.at.asked[-1] == "release_lease"
             trio.second.parts.manager.end(other)
         done = await asking

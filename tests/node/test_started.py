@@ -18,6 +18,7 @@ from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.queue import PASS_LIMIT, AdmissionQueue
 from pdkv.node.shares import PeerShares
+from pdkv.node.started import Started
 from pdkv.replay.pool import pool_without_bytes
 from tests.kvcache.chains import long_chain
 from tests.node.queued import PAGES, Bench, ask, play
@@ -33,7 +34,7 @@ async def start(bench: Bench, name: str, pages: int, peer: str = "") -> None:
 
 async def need(bench: Bench, name: str, pages: int, until: int = PAGES) -> asyncio.Task[None]:
     made = bench.has[name]
-    task = asyncio.create_task(bench.queue.reach(made, pages, until=min(until, made.total_pages)))
+    task = asyncio.create_task(bench.queue.started.reach(made, pages, until=min(until, made.total_pages)))
     bench.tasks[f"{name}-{pages}"] = task
     await turns(3)
     return task
@@ -93,7 +94,7 @@ def test_those_who_have_started_are_served_in_the_order_of_their_start_and_befor
         await need(bench, "a", 6)
         third, second = await need(bench, "c", 6), await need(bench, "b", 6)
         await start(bench, "new", 9)
-        assert (third.done(), second.done(), bench.queue.growing) == (False, False, 2)
+        assert (third.done(), second.done(), len(bench.queue.started)) == (False, False, 2)
         await bench.go("a")  # 6 pages: 4 for the second, and then 2 are too few
         assert (third.done(), second.done(), bench.order) == (False, True, ["a", "b", "c"])
         await bench.go("b")
@@ -148,7 +149,7 @@ def test_whoever_stops_waiting_leaves_nothing_and_the_others_go_on() -> None:
         waiting = await need(bench, "b", 5)
         waiting.cancel()
         await turns(3)
-        assert bench.queue.growing == 0
+        assert len(bench.queue.started) == 0
         assert len(bench.has["b"].sequence) == 2
 
     play(scenario, window_pages=WINDOW)
@@ -159,10 +160,10 @@ def test_who_has_ended_or_asks_for_more_than_it_said_is_told() -> None:
         await start(bench, "a", 5)
         made = bench.has["a"]
         with pytest.raises(BoundsError, match="at most 5"):
-            await bench.queue.reach(made, 6, until=6)
+            await bench.queue.started.reach(made, 6, until=6)
         await bench.go("a")
         with pytest.raises(ReservationDead):
-            await bench.queue.reach(made, 4, until=5)
+            await bench.queue.started.reach(made, 4, until=5)
 
     play(scenario, window_pages=WINDOW)
 
@@ -203,13 +204,48 @@ def test_the_share_of_a_peer_bounds_what_is_taken_and_not_what_is_claimed() -> N
 def test_of_one_peer_only_one_at_a_time_starts_with_less_than_its_prompt() -> None:
     async def scenario(bench: Bench) -> None:
         await start(bench, "a", 5, "p")
-        await start(bench, "b", 5, "p")
-        await start(bench, "other", 5, "q")
-        assert [len(bench.has[name].sequence) for name in ("a", "b", "other")] == [2, 5, 2]
+        await start(bench, "b", 4, "p")
+        await start(bench, "other", 3, "q")
+        assert [len(bench.has[name].sequence) for name in ("a", "b", "other")] == [2, 4, 2]
         await start(bench, "c", 3, "q")
-        assert "c" not in bench.has  # 1 is left, and a window would be 2
+        assert "c" not in bench.has
         await bench.go("b")
         assert len(bench.has["c"].sequence) == 3
+
+    play(scenario, window_pages=WINDOW)
+
+
+def test_nobody_takes_what_those_before_need_next() -> None:
+    async def scenario(bench: Bench) -> None:
+        for name, pages in (("a", 6), ("b", 5), ("c", 5), ("d", 5)):
+            await start(bench, name, pages)
+        assert bench.order == ["a", "b", "c"]  # 4 are left, and 6 are needed next
+        third = await need(bench, "c", 3, until=3)
+        assert not third.done()
+        assert (await need(bench, "a", 4, until=4)).done()
+        second = await need(bench, "b", 3, until=3)
+        assert not second.done()
+        assert (await need(bench, "a", 6)).done()
+        await bench.go("a")
+        assert second.done()
+        assert third.done()
+
+    play(scenario, window_pages=WINDOW)
+
+
+def test_when_all_wait_whoever_can_go_on_goes_on() -> None:
+    """By itself the rule would keep what there is for one that can't go on with it."""
+
+    async def scenario(bench: Bench) -> None:
+        await start(bench, "a", 9)
+        await start(bench, "b", 5)
+        await need(bench, "a", 5, until=5)
+        first = await need(bench, "a", 9)  # 3 are left, and it lacks 4
+        assert not first.done()
+        for pages in (4, 5):
+            assert (await need(bench, "b", pages)).done()
+        await bench.go("b")
+        assert first.done()
 
     play(scenario, window_pages=WINDOW)
 
@@ -236,7 +272,7 @@ def test_who_waits_twice_is_served_twice_by_what_it_gets() -> None:
         await need(bench, "kept", 6)
         await start(bench, "a", 6)
         waiting = [await need(bench, "a", pages) for pages in (5, 6)]
-        assert bench.queue.growing == 2
+        assert len(bench.queue.started) == 2
         await bench.go("kept")
         assert all(task.done() for task in waiting)
 
@@ -267,7 +303,7 @@ class Stream:
                 if stop > first:
                     hashes, seal = made.hashes.part(first, stop), Verifier(self.manager.pool, "none").seal
                     self.manager.commit(seal(made.id, first, made.sequence[first:stop], hashes))
-                await self.queue.reach(made, place + 1, until=pages)
+                await self.queue.started.reach(made, place + 1, until=pages)
                 self.moves += 1
                 await turns(self.random.randrange(3))
                 if self.random.random() < 0.1:
@@ -292,7 +328,7 @@ class Stream:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.manager.check()
-        assert (len(self.queue), self.queue.growing, len(self.queue.shares)) == (0, 0, 0)
+        assert (len(self.queue), len(self.queue.started), len(self.queue.shares)) == (0, 0, 0)
         assert not self.manager.reservations
         return stuck
 
@@ -320,9 +356,10 @@ def _shares_unchecked(shares: PeerShares, peer: str, others: list[Reservation], 
     [
         lambda: patch.object(granting, "_require_safe", lambda *facts: None),
         lambda: patch.object(PeerShares, "_require", _shares_unchecked),
+        lambda: patch.object(Started, "_all_wait", lambda started: False),
     ],
-    ids=["granted-unchecked", "shares-unchecked"],
+    ids=["granted-unchecked", "shares-unchecked", "kept-for-those-before"],
 )
-def test_without_the_check_they_wait_for_each_other(sabotage: Callable[[], Any]) -> None:
+def test_without_one_of_the_rules_they_wait_for_each_other(sabotage: Callable[[], Any]) -> None:
     with sabotage():
         assert outcomes()["stuck"] > 0
