@@ -106,7 +106,7 @@ def test_the_machine_finds(sabotage: Callable[[CacheManager], None]) -> None:
             """Off: the model alone has to see it."""
 
     quick = settings(
-        QUICK, max_examples=300, derandomize=True, database=None, phases=[Phase.generate], report_multiple_bugs=False
+        QUICK, max_examples=3000, derandomize=True, database=None, phases=[Phase.generate], report_multiple_bugs=False
     )
     with pytest.raises((AssertionError, PdkvError, pytest.fail.Exception)):
         run_state_machine_as_test(Sabotaged, settings=quick)

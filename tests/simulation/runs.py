@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import re
 import sys
 import time
 import warnings
@@ -88,15 +89,16 @@ def one(seed: int, *, mutation: str = "", keep_log: bool = False) -> Result:
         return Run(seed, keep_log=keep_log).go()
 
 
-def several(seeds: Sequence[int], *, mutation: str = "", stop_at_first: bool = False) -> Sum:
-    """Runs in this process."""
+def several(seeds: Sequence[int], *, mutation: str = "", stop_at: str = "") -> Sum:
+    """Runs in this process, up to the first that breaks a law which the pattern `stop_at` finds, if it is given."""
     total = Sum()
     with mutated(mutation), quiet():
         for seed in seeds:
-            total.add(Run(seed).go())
+            result = Run(seed).go()
+            total.add(result)
             if total.seeds % GARBAGE == 0:
                 gc.collect()
-            if total.failed and stop_at_first:
+            if stop_at and re.search(stop_at, result.broken):
                 break
     return total
 
@@ -122,4 +124,4 @@ def mutated(name: str):  # type: ignore[no-untyped-def]
 
 def _batch(work: tuple[Sequence[int], str]) -> Sum:
     seeds, mutation = work
-    return several(seeds, mutation=mutation, stop_at_first=bool(mutation))
+    return several(seeds, mutation=mutation, stop_at="." if mutation else "")

@@ -130,7 +130,7 @@ def test_a_replay_prints_the_log_and_a_mutation_that_is_caught_is_a_success(
     assert "every law held" in out
     assert one(11).digest in out
     monkeypatch.setattr("sys.argv", ["simulation", "--seeds", "200", "--mutation", "account-skipped"])
-    caught = several(range(200), mutation="account-skipped", stop_at_first=True)
+    caught = several(range(200), mutation="account-skipped", stop_at=".")
     monkeypatch.setattr("tests.simulation.__main__.many", lambda *_, **__: caught)
     assert main() == 0
     assert "--mutation account-skipped" in capsys.readouterr().out
