@@ -16,12 +16,11 @@ from pdkv.config import (
     PrefillConfig,
     RouterConfig,
     ServiceConfig,
-    load_config_file,
-    resolve,
 )
 from pdkv.errors import BoundsError, ConfigError
 from pdkv.fields import field_kind
 from pdkv.kvcache.eviction import ORDERS
+from pdkv.resolve import resolve
 from pdkv.rpc.convert.checks import MAX_DURATION_S, duration_s
 from pdkv.rpc.security import Gate, MutualTls, PlainText
 
@@ -32,12 +31,6 @@ def refused(cls: type[ServiceConfig], values: dict[str, Any], **more: Any) -> Co
     with pytest.raises(ConfigError) as error:
         resolve(cls, values, **{"environ": {}, **more})
     return error.value
-
-
-def yaml_file(folder: Path, text: str) -> Path:
-    path = folder / "node.yaml"
-    path.write_text(text, "utf-8")
-    return path
 
 
 def test_defaults() -> None:
@@ -53,32 +46,6 @@ def test_a_node_is_called_as_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
         made = resolve(DecodeConfig, {}, environ={}).node_id
         assert made == name
         assert resolve(DecodeConfig, {"node_id": made}, environ={}).node_id == name
-
-
-def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "node_id: file\nseed: 1\nthreads: 1\nlog_level: debug\n")
-    environ = {"PDKV_SEED": "2", "PDKV_THREADS": "2", "HOME": "/"}
-    config = resolve(DecodeConfig, {"threads": 3, "seed": None}, file, environ)
-    assert (config.node_id, config.threads, config.seed, config.log_level) == ("file", 3, 2, "debug")
-    assert config.rollback_tokens == 0
-
-
-def test_environment_writes_lists_and_sizes_as_text() -> None:
-    environ = {"PDKV_PREFILL_ADDRESSES": "a:1, b:2", "PDKV_POOL_BYTES": "2GiB", "PDKV_REQUIRE_RDMA": "true"}
-    config = resolve(DecodeConfig, NODE, environ=environ)
-    assert config.prefill_addresses == ("a:1", "b:2")
-    assert (config.pool_bytes, config.require_rdma) == (2 << 30, True)
-
-
-def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PDKV_NODE_ID", "from-env")
-    assert resolve(PrefillConfig, {}).node_id == "from-env"
-
-
-def test_an_environment_may_be_shared_between_roles() -> None:
-    environ = {"PDKV_CHUNK_TOKENS": "64", "PDKV_ALLOW_FAULT_INJECTION": "1"}
-    assert resolve(PrefillConfig, NODE, environ=environ).chunk_tokens == 64
-    assert resolve(DecodeConfig, NODE, environ=environ).allow_fault_injection
 
 
 @pytest.mark.parametrize("cls", [PrefillConfig, DecodeConfig, RouterConfig])
@@ -140,24 +107,6 @@ def test_refusals_name_the_field(cls: type[ServiceConfig], values: dict[str, Any
         assert str(values[field]) in error.fields["have"]
 
 
-def test_an_unknown_variable_is_refused() -> None:
-    error = refused(PrefillConfig, NODE, environ={"PDKV_CHUNK_TOKEN": "64"})
-    assert error.fields["field"] == "PDKV_CHUNK_TOKEN"
-    assert "PDKV_CHUNK_TOKENS" in error.fields["allowed"]
-
-
-@pytest.mark.parametrize("text", ["- a", "a: [", "1: 2", "\x00"])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="config: "):
-        load_config_file(yaml_file(tmp_path, text))
-
-
-def test_a_missing_file_is_refused_and_an_empty_one_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.yaml"):
-        load_config_file(tmp_path / "none.yaml")
-    assert load_config_file(yaml_file(tmp_path, "")) == {}
-
-
 def test_every_eviction_order_can_be_named_and_no_other() -> None:
     for name in ORDERS:
         assert resolve(NodeConfig, {**NODE, "eviction": name}, environ={}).eviction == name
@@ -201,13 +150,6 @@ def test_whatever_is_wrong_with_a_value_it_is_refused_in_our_words(cls: type[Ser
                     assert error.fields["allowed"] in (kind.words, kind.items and kind.items.words), (name, value)
                 assert not re.search("[Ii]nput|should|valid|pydantic", error.fields["allowed"]), (name, value)
     assert len(kinds_of_mistakes) >= 8, kinds_of_mistakes
-
-
-@pytest.mark.parametrize("text", ["seed: null", "seed: [1]", "seed: " + "1" * 5000, "seed: 1.5", "seed: 2020-01-01"])
-def test_so_is_what_a_file_says(text: str, tmp_path: Path) -> None:
-    error = refused(PrefillConfig, NODE, yaml_path=yaml_file(tmp_path, text))
-    assert error.fields["field"] in ("seed", "config")
-    assert "should" not in str(error)
 
 
 FILES = {"tls_ca": "ca.pem", "tls_certificate": "own.pem", "tls_key": "own.key"}

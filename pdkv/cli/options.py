@@ -14,8 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pdkv.config import ENV_PREFIX, NodeConfig, ServiceConfig, resolve
+from pdkv.config import ENV_PREFIX, NodeConfig, ServiceConfig
 from pdkv.fields import Kind, field_kind, shown_bytes
+from pdkv.resolve import resolve
 
 C = TypeVar("C", bound=ServiceConfig)
 

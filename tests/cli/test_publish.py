@@ -10,10 +10,11 @@ import pytest
 import zmq
 
 from pdkv.cli.publish import publishing
-from pdkv.config import DecodeConfig, PrefillConfig, resolve
+from pdkv.config import DecodeConfig, PrefillConfig
 from pdkv.errors import ConfigError
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
+from pdkv.resolve import resolve
 from tests.kvcache.pools import tiny_format
 from tests.waiting import DEADLINE_S
 

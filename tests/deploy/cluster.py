@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from pdkv.config import DecodeConfig, PrefillConfig, RouterConfig, ServiceConfig, resolve
+from pdkv.config import DecodeConfig, PrefillConfig, RouterConfig, ServiceConfig
 from pdkv.errors import ConfigError
+from pdkv.resolve import resolve
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[2]

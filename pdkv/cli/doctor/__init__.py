@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from pdkv.cli.options import field_parameters
-from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RankConfig, resolve
+from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RankConfig
 from pdkv.errors import ConfigError
+from pdkv.resolve import resolve
 
 NOT_READY = 1
 """Exit code when a finding is a failure."""
