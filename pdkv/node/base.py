@@ -23,29 +23,14 @@ from pdkv.node.stages import Hook, no_hook
 
 
 @dataclass(frozen=True, slots=True)
-class NodeParts:
-    """One rank: one process, one pool, one transfer engine, one model."""
+class Station:
+    """A node as its peers know it: a pool that they read, and the transfer engine that reads theirs."""
 
     name: PeerName
     contract: Contract
     pool: SlotPool
-    manager: CacheManager
-    verifier: Verifier
     transfer: Transfer
-    engine: Engine
-    steps: Worker
-    """The engine's own thread."""
-    digests: Worker
-    drafter: Drafter | None = None
-    """Proposes tokens on a decode node and, with a draft layer, writes its rows on both; none: no speculation."""
-
-    barrier: Callable[[], Awaitable[None]] | None = None
-    """Of a decode group's leader: until every rank has done what this one's manager has; see `node.group`."""
-
-    at: Hook = no_hook
-    """Called at each stage of a request's life, in the node's loop; a fault plan hooks in here."""
-
-    readiness: Readiness = field(default_factory=Readiness)
+    readiness: Readiness = field(default_factory=Readiness, kw_only=True)
     """Where a part that can't serve says so."""
 
     def intro(self) -> NodeIntro:
@@ -59,6 +44,31 @@ class NodeParts:
 
     def envelope(self, receiver: PeerName) -> Envelope:
         return Envelope(self.name, receiver, self.contract.content_fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts(Station):
+    """One rank: one process, one pool, one transfer engine, one model."""
+
+    manager: CacheManager
+    verifier: Verifier
+    engine: Engine
+    steps: Worker
+    """The engine's own thread."""
+    digests: Worker
+    drafter: Drafter | None = None
+    """Proposes tokens on a decode node and, with a draft layer, writes its rows on both; none: no speculation."""
+
+    barrier: Callable[[], Awaitable[None]] | None = None
+    """Of a decode group's leader: until every rank has done what this one's manager has; see `node.group`."""
+
+    at: Hook = no_hook
+    """Called at each stage of a request's life, in the node's loop; a fault plan hooks in here."""
+
+    @property
+    def available_pages(self) -> int:
+        """Free or evictable."""
+        return self.manager.allocator.free_count + self.manager.tree.evictable
 
     def columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
         """Sealed pages as a peer is told of them; `first` is the first one's place in its prompt.

@@ -30,6 +30,7 @@ from pdkv.node.ports import PrefillDirectory, SourceDirectory
 from pdkv.node.preemption import Preemption, PreemptPolicy
 from pdkv.node.prompt import Prompt, plan_prompt
 from pdkv.node.queue import AdmissionQueue, Ask
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.node.settings import DecodeSettings
 from pdkv.node.source import Source
 
@@ -83,7 +84,9 @@ class DecodeNode:
         return (await self.links.of(address)).intro
 
     def status(self) -> NodeStatus:
-        status = self.peers.status("decode", leases=len(self.source.leases), requests=len(self._running))
+        status = self.peers.status(
+            "decode", self.parts.manager, leases=len(self.source.leases), requests=len(self._running)
+        )
         borrower = self.borrowing.borrower if self.borrowing else None
         return replace(
             status,
@@ -94,7 +97,13 @@ class DecodeNode:
             borrowed_pages=borrower.pages if borrower else 0,
             borrow_failures=dict(borrower.failures) if borrower else {},
             claims=self.queue.started.claims(),
+            available_pages=self._available_pages(),
         )
+
+    def estimate(self, call: EstimateCall) -> Estimate:
+        """What a request of this prompt would find now."""
+        held = self.parts.manager.tree.match(call.hashes).pages.size
+        return Estimate(self.parts.name, held, 0, self._available_pages())
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire."""
@@ -188,6 +197,13 @@ class DecodeNode:
         links = SourceLinks(self.parts, self.peers, directory, allowed=addresses)
         limits = Limits(settings.locate_s, settings.borrow_s)
         return Borrowing(self.parts, self.peers, links, addresses, limits)
+
+    def _available_pages(self) -> int:
+        """Not those that requests wait for, nor those that started ones will take yet."""
+        if len(self.queue):
+            return 0
+        claims = self.queue.started.claims()
+        return max(self.parts.available_pages - claims["claimed"] + claims["held"], 0)
 
     def _own_addresses(self) -> tuple[str, ...]:
         """All of them, another one first each time, those that failed last."""

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from pdkv.errors import AddressRefused, ContractMismatch, Difference, NotAPrefillNode, PdkvError, RemoteError
 from pdkv.ids import PeerName
-from pdkv.node.base import NodeParts
+from pdkv.node.base import Station
 from pdkv.node.flow import begin
 from pdkv.node.messages import NodeIntro
 from pdkv.node.peers import PeerBook, PeerState
@@ -91,7 +91,7 @@ class LinksTo(Generic[P]):
 
     def __init__(
         self,
-        parts: NodeParts,
+        parts: Station,
         peers: PeerBook,
         directory: Directory[P],
         own: Sequence[str] = (),

@@ -22,7 +22,8 @@ import xxhash
 from pdkv.contract import require_compatible, require_equal_shards
 from pdkv.errors import ContractMismatch, Difference, PdkvError, ProtocolError, WrongIncarnation
 from pdkv.ids import PeerName
-from pdkv.node.base import NodeParts
+from pdkv.kvcache.manager import CacheManager
+from pdkv.node.base import Station
 from pdkv.node.flow import begin, together
 from pdkv.node.messages import Envelope, NodeIntro, NodeStatus, PeerStatus
 
@@ -73,7 +74,7 @@ class Peer:
 class PeerBook:
     """Peers by name, in as many lives as have not ended."""
 
-    def __init__(self, parts: NodeParts, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, parts: Station, now: Callable[[], float] = time.monotonic) -> None:
         self._parts = parts
         self._peers: dict[PeerName, Peer] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -292,7 +293,7 @@ class PeerBook:
 
     # --- told -------------------------------------------------------------------------------------------------------
 
-    def status(self, role: str, *, leases: int, requests: int) -> NodeStatus:
+    def status(self, role: str, manager: CacheManager, *, leases: int, requests: int) -> NodeStatus:
         parts, now_s = self._parts, self.now()
         peers = {
             str(name): PeerStatus(peer.state, now_s - peer.since_s, parts.transfer.lane(name), peer.error)
@@ -302,13 +303,13 @@ class PeerBook:
         return NodeStatus(
             name=parts.name,
             role=role,
-            pages=parts.manager.census(),
+            pages=manager.census(),
             leases=leases,
             requests=requests,
             backend=parts.transfer.backend_name,
             peers=peers,
             contract=parts.contract,
-            quarantine={str(of): why for of, why in parts.manager.quarantine_reasons().items()},
+            quarantine={str(of): why for of, why in manager.quarantine_reasons().items()},
             unready=parts.readiness.unready,
             unsettled={
                 str(row.peer): f"{row.reads} reads of {row.pages} pages, the oldest given up {row.oldest_s:.1f} s ago"
@@ -318,4 +319,5 @@ class PeerBook:
             fence_error=reads.fence_error,
             memory=parts.pool.memory.facts() | {"registered": str(reads.registration)},
             rails={rail.device or "any": str(rail) for rail in reads.rails},
+            available_pages=parts.available_pages,
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired
 from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.manager import Reservation
+from pdkv.node.backlog import Backlog
 from pdkv.node.base import NodeParts
 from pdkv.node.compacting import compact_pages
 from pdkv.node.computing import Computation
@@ -38,6 +39,7 @@ from pdkv.node.messages import (
 from pdkv.node.peers import PeerBook
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
 from pdkv.node.pull_back import PullBack
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.node.sampling import logits_digest
 from pdkv.node.source import Source
 from pdkv.node.stages import Stage
@@ -87,6 +89,7 @@ class PrefillNode:
         self.keeper = PeerKeeper(self.peers, self.peers.prove, replace(settings.keeper, forget_s=forget_s))
         self.source = Source(parts, self.peers, ttl_s=settings.lease_ttl_s, per_peer=settings.leases_per_peer)
         self.pull_back = PullBack(parts, self.peers, limit_s=settings.pull_back_s)
+        self.backlog = Backlog()
         self._running: set[tuple[PeerName, RequestId]] = set()
         self._idle = Idle(lambda: len(self._running) + len(self.source.leases))
         self.source.ended = self._idle.changed
@@ -128,7 +131,9 @@ class PrefillNode:
         return await self.source.lend(call)
 
     def status(self) -> NodeStatus:
-        status = self.peers.status("prefill", leases=len(self.source.leases), requests=len(self._running))
+        status = self.peers.status(
+            "prefill", self.parts.manager, leases=len(self.source.leases), requests=len(self._running)
+        )
         return replace(
             status,
             workspace=self.workspace.plan(),
@@ -136,7 +141,14 @@ class PrefillNode:
             held_leases=self.source.status(),
             borrowed_pages=self.pull_back.borrower.pages,
             borrow_failures=dict(self.pull_back.borrower.failures),
+            waiting_tokens=self.backlog.tokens,
         )
+
+    def estimate(self, call: EstimateCall) -> Estimate:
+        """What a request of this prompt would find now."""
+        parts = self.parts
+        held = parts.manager.tree.match(call.hashes).pages.size
+        return Estimate(parts.name, held, self.backlog.tokens, parts.available_pages)
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""
@@ -191,10 +203,11 @@ class PrefillNode:
             emit(Accepted(lease_id, self.settings.lease_ttl_s, cached))
             pulled = await self.pull_back.run(request, prompt, reservation)
             reservation = pulled.reservation
-            steps = self.workspace.steps(
-                len(reservation.hit) * prompt.page_tokens, len(prompt.tokens), self.settings.chunk_tokens
-            )
-            done = await _PrefillRun(self.parts, steps, request, prompt, reservation).run(emit, announced)
+            found = len(reservation.hit) * prompt.page_tokens
+            steps = self.workspace.steps(found, len(prompt.tokens), self.settings.chunk_tokens)
+            run = _PrefillRun(self.parts, steps, request, prompt, reservation)
+            with self.backlog.taken_on(len(prompt.tokens) - found) as computed:
+                done = await run.run(emit, announced, computed)
             manager.hand_over(reservation, lease_id)
             self.parts.at(Stage.DONE, request.request_id)
             emit(replace(done, pages_pulled_back=pulled.pages))
@@ -218,8 +231,8 @@ class _PrefillRun:
         self._reservation = reservation
         self._computation = Computation(parts, steps, prompt, reservation, request.sampling)
 
-    async def run(self, emit: Emit, announced: int) -> PrefillDone:
-        """`announced` pages, from the first, were told of before."""
+    async def run(self, emit: Emit, announced: int, computed: Callable[[int], None]) -> PrefillDone:
+        """`announced` pages, from the first, were told of before; `computed` hears of tokens that are done."""
         began = _now()
         computation = self._computation
 
@@ -229,6 +242,7 @@ class _PrefillRun:
 
         def sealed(first: int, standing: LocalPages) -> None:
             self._parts.at(Stage.SEALED, self._request.request_id)
+            computed(len(standing) * self._prompt.page_tokens)
             announce(first, standing)
 
         announce(announced, self._reservation.hit[announced:])

@@ -71,7 +71,7 @@ def test_a_peer_that_dies_is_suspect_then_lost_then_forgotten() -> None:
         await kept.book.admit(peer.intro())
         town.net.kill(peer.name)
         await kept.step(5.0)
-        seen = town.book.status("decode", leases=0, requests=0).peers[str(peer.name)]
+        seen = town.book.status("decode", town.here.manager, leases=0, requests=0).peers[str(peer.name)]
         assert (seen.state, seen.since_s) == ("SUSPECT", 0.0)
         assert seen.error.startswith("PeerLost: ")
         for _ in range(14):
@@ -111,7 +111,11 @@ def test_a_peer_that_comes_back_in_the_same_life_is_ready_again(after_s: float) 
         town.net._agents.add(str(peer.name))
         await kept.step(5.0)
         assert kept.state(peer.name) is PeerState.READY
-        assert kept.book.status("decode", leases=0, requests=0).peers[str(peer.name)].error.startswith("PeerLost: ")
+        assert (
+            kept.book.status("decode", kept.town.here.manager, leases=0, requests=0)
+            .peers[str(peer.name)]
+            .error.startswith("PeerLost: ")
+        )
 
     kept(scenario)
 
@@ -228,7 +232,7 @@ def test_a_node_is_unready_only_while_it_reaches_none_of_its_peers() -> None:
         await kept.step(1.0)
         assert readiness.unready.startswith("no peer of 2 can be reached: ")
         assert str(first.name) in readiness.unready
-        assert kept.book.status("decode", leases=0, requests=0).unready == readiness.unready
+        assert kept.book.status("decode", kept.town.here.manager, leases=0, requests=0).unready == readiness.unready
         kept.town.net._agents.add(str(second.name))
         await kept.step(1.0)
         assert readiness.unready == ""

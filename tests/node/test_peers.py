@@ -71,7 +71,7 @@ def test_a_peer_is_let_in_once_however_often_it_comes_at_once() -> None:
         assert town.book.states == {peer.name: PeerState.READY}
         assert town.book.intro(peer.name) == peer.intro()
         assert len(town.book._locks) == 0
-        status = town.book.status("prefill", leases=2, requests=3)
+        status = town.book.status("prefill", town.here.manager, leases=2, requests=3)
         assert (status.role, status.leases, status.requests, status.backend) == ("prefill", 2, 3, "loopback")
         (seen,) = status.peers.values()
         assert (list(status.peers), seen.state, seen.lane) == ([str(peer.name)], "READY", "loopback")
@@ -190,7 +190,7 @@ def test_an_old_life_that_hangs_holds_the_new_one_up_for_a_probe_and_keeps_its_r
         core = town.here.transfer._core  # type: ignore[attr-defined]
         await turns()
         assert set(core.peers) == set(town.book.states) == {first.name, second.name}
-        seen = town.book.status("decode", leases=0, requests=0).peers[str(first.name)]
+        seen = town.book.status("decode", town.here.manager, leases=0, requests=0).peers[str(first.name)]
         assert (seen.state, seen.error) == ("LOST", f"{second.name} took its place")
         town.net.settle(first.name)
         await until(lambda: set(core.peers) == {second.name})
@@ -265,7 +265,7 @@ def test_an_introduction_that_nothing_stands_behind_pushes_nobody_out() -> None:
 
 def test_the_status_says_what_became_of_the_pools_memory() -> None:
     async def body(town: Town) -> None:
-        memory = town.book.status("prefill", leases=0, requests=0).memory
+        memory = town.book.status("prefill", town.here.manager, leases=0, requests=0).memory
         pool = town.here.pool
         assert memory["kind"] == f"{sum(pool.memory.buffer_bytes):,} B, {pool.memory.kind}"
         assert memory["registered"] == str(town.here.transfer.status().registration)
