@@ -38,7 +38,7 @@ from pdkv.node.oracle import Oracle
 from pdkv.node.ports import Drafter
 from pdkv.transfer.backends import backend_factory
 from pdkv.transfer.backends.base import BackendFactory
-from pdkv.transfer.backends.ucx_settings import allow
+from pdkv.transfer.backends.ucx_settings import NET_DEVICES, allow
 from pdkv.transfer.engine import TransferEngine
 from pdkv.transfer.orders import TransferSettings
 
@@ -154,8 +154,9 @@ def _draft_facts(config: NodeConfig) -> dict[str, Any]:
 
 def _place(config: NodeConfig) -> Affinity:
     """UCX reads its settings from the environment when the agent is made; what the operator set there wins."""
-    allow(tls=config.ucx_tls, net_devices=config.net_devices or ",".join(config.rails))
-    place = affinity(config.numa_node, devices(), numa_nodes(), os.environ.get("UCX_NET_DEVICES", ""))
+    allow(tls=config.ucx_tls, net_devices=config.net_devices)
+    used = os.environ.get(NET_DEVICES) or ",".join(config.rails)
+    place = affinity(config.numa_node, devices(), numa_nodes(), used)
     log.info("NUMA: %s (%s)", "not bound" if place.node is None else f"node {place.node}", place.why)
     return place
 
@@ -178,10 +179,14 @@ def _pool(config: NodeConfig, fmt: PageFormat, node: int | None) -> SlotPool:
 
 
 def rails_of(config: NodeConfig) -> dict[str, BackendFactory]:
-    """What makes the backends of each rail, by device. Raises `ConfigError` for devices that can't all be rails."""
-    if len(set(config.rails)) < len(config.rails) or (config.rails and config.net_devices):
-        given = ",".join(config.rails) + (f" with net_devices {config.net_devices}" if config.net_devices else "")
-        raise ConfigError("rails", given, "each device once, and then no net_devices")
+    """What makes the backends of each rail, by device. Raises `ConfigError` for devices that can't all be rails.
+
+    The environment's devices would be those of every rail's agents: NIXL doesn't let a rail's own go before them.
+    """
+    others = os.environ.get(NET_DEVICES) or config.net_devices
+    if len(set(config.rails)) < len(config.rails) or (config.rails and others):
+        given = ",".join(config.rails) + (f" with net_devices or {NET_DEVICES} {others}" if others else "")
+        raise ConfigError("rails", given, f"each device once, and then neither net_devices nor {NET_DEVICES}")
     return {device: backend_factory(config.backend, device) for device in config.rails or ("",)}
 
 

@@ -79,6 +79,9 @@ class GroupTransfer:
     def probe(self, peer: PeerName) -> Future[Probe]:
         return self._local.probe(peer)
 
+    def expect_reads(self, *, peers_may: bool) -> None:
+        self._local.expect_reads(peers_may=peers_may)
+
     def lane(self, peer: PeerName) -> str:
         return self._local.lane(peer)
 

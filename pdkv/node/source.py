@@ -122,6 +122,7 @@ class Source:
         if task := self.computing.get(lease_id):
             task.cancel()
         self.parts.manager.drop_lease(lease_id)
+        self.parts.transfer.expect_reads(peers_may=bool(self.leases))
         self.ended()
 
     def require_serving(self) -> None:
@@ -149,6 +150,7 @@ class Source:
 
     def _grant(self, lease_id: LeaseId, owner: PeerName) -> None:
         self.leases.grant(lease_id, owner, self.ttl_s, _now())
+        self.parts.transfer.expect_reads(peers_may=True)
         self._added.set()
 
 

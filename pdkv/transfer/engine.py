@@ -104,6 +104,7 @@ class _Pace:
         self._moved_at, self._sleep_s = -math.inf, self._settings.idle_s
 
     def rest(self, now: float, *, reading: bool) -> float:
+        """Seconds until the next step; `reading`: own reads run, or peers may read from here."""
         more, self._more = self._more, False
         if more or now - self._moved_at < SPIN_S:
             self._rested_s = 0.0
@@ -134,6 +135,7 @@ class TransferEngine:
         self._gate = threading.Lock()
         self._ended = False
         self._stopping = False
+        self._lending = False
         self._in_hand: Future[Any] | None = None
         self._end: Future[None] = Future()
         started: Future[TransferCore] = Future()
@@ -201,6 +203,13 @@ class TransferEngine:
         """The lane with the transport's own words for it."""
         known = self._core.peers.get(peer)
         return UNKNOWN_LANE if known is None else known.lane
+
+    def expect_reads(self, *, peers_may: bool) -> None:
+        """Peers hold leases of this node's pages, or none does any more. Over a socket their reads move only while the
+        thread looks: until the last lease has ended it does every `reading_s`, and begins at once."""
+        had, self._lending = self._lending, peers_may
+        if peers_may and not had:
+            self._submit(lambda: None, Future())  # it may be asleep
 
     def status(self) -> TransferStatus:
         """How it stands, as of the thread's last step. Waits for nothing."""
@@ -274,9 +283,9 @@ class TransferEngine:
                 pace.came(work_s)  # what own reads take once they have ended says nothing of the next ones
             if moved:
                 pace.moved(now) if core.busy else pace.ended()
-            rest_s = pace.rest(now, reading=core.busy)
+            rest_s = pace.rest(now, reading=core.busy or self._lending)
             due = now + rest_s
-            if self._run_commands(rest_s):
+            if self._run_commands(rest_s) and core.busy:
                 pace.moved(time.monotonic())
 
     def _run_commands(self, wait_s: float) -> bool:

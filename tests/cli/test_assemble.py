@@ -241,10 +241,14 @@ def test_ucx_settings_reach_its_environment_unless_the_operator_set_them(environ
         assert os.environ["UCX_NET_DEVICES"] == "mlx5_0:1"
 
 
-def test_each_device_is_a_rail() -> None:
+def test_each_device_is_a_rail(environment: pytest.MonkeyPatch) -> None:
     with parts_of(rails=("eth0", "eth1")) as parts:
         assert [rail.device for rail in parts.transfer.status().rails] == ["eth0", "eth1"]
-        assert os.environ["UCX_NET_DEVICES"] == "eth0,eth1"
+        assert "UCX_NET_DEVICES" not in os.environ, "all agents would use both"
+    environment.setenv("UCX_NET_DEVICES", "eth0,eth1")
+    with pytest.raises(ConfigError, match="neither net_devices nor UCX_NET_DEVICES"), parts_of(rails=("eth0", "eth1")):
+        pass
+    environment.delenv("UCX_NET_DEVICES")
     with parts_of() as parts:
         assert [rail.device for rail in parts.transfer.status().rails] == [""]
 

@@ -83,6 +83,22 @@ def test_what_is_lent_stays_until_the_lease_ends_and_then_goes_like_other_cache(
     play(scenario)
 
 
+def test_transfer_is_told_when_peers_may_read_and_when_no_more() -> None:
+    async def scenario(trio: Trio) -> None:
+        turn, source = await talked(trio), trio.lender.source
+        await trio.met()
+        told: list[bool] = []
+        source.parts.transfer.expect_reads = lambda *, peers_may: told.append(peers_may)  # type: ignore[method-assign]
+        loans = [await source.lend(lend(trio, turn)) for _ in range(2)]
+        assert told == [True, True]
+        for loan in loans:
+            await source.release_lease(LeaseCall(lend(trio, turn).envelope, loan.lease.lease_id))
+        assert told[2:] == [True, False]
+        await trio.rested()
+
+    play(scenario)
+
+
 def test_a_lease_that_nobody_ends_ends_by_itself() -> None:
     async def scenario(trio: Trio) -> None:
         turn = await talked(trio)

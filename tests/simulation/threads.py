@@ -206,6 +206,9 @@ class SimulatedTransfer:
         ticket: Ticket[Probe] = Ticket(Answer(), self.process.time())
         return self._submit(lambda: self.core.probe(peer, ticket), ticket.future, self.settings.probe_s)
 
+    def expect_reads(self, *, peers_may: bool) -> None:
+        """Nobody sleeps here."""
+
     def lane(self, peer: PeerName) -> str:
         known = self.core.peers.get(peer)
         return "unknown" if known is None else known.lane.name

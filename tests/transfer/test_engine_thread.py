@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
 from pdkv.transfer.backends.base import AgentName, Backend
-from pdkv.transfer.backends.loopback import LoopbackNet
+from pdkv.transfer.backends.loopback import LoopbackBackend, LoopbackNet
 from pdkv.transfer.engine import TransferEngine, TransferSettings
 from tests.transfer.pools import TestPool, peer_name
 
@@ -37,3 +38,29 @@ def test_status_says_what_registering_the_pool_took() -> None:
     assert (registration.regions, registration.bytes) == (1, pool.regions[0].length)
     assert 0 < registration.seconds < 1
     assert str(registration).startswith(f"{registration.bytes:,} B as 1 region in ")
+
+
+def test_while_peers_hold_leases_the_thread_looks_often() -> None:
+    """And at once, however long it would have slept."""
+    looked = threading.Semaphore(0)
+
+    class Watched(LoopbackBackend):
+        def progress(self) -> None:
+            looked.release()
+
+    def looks(count: int, within_s: float) -> bool:
+        return all(looked.acquire(timeout=within_s) for _ in range(count))
+
+    net = LoopbackNet()
+    settings = TransferSettings(idle_s=3600.0, reading_s=0.0005)
+    engine = TransferEngine(
+        lambda name: Watched(net, name), peer_name("n"), TestPool(fill=False).map(), settings=settings
+    )
+    while looks(1, 0.5):
+        pass  # until it sleeps for an hour
+    engine.expect_reads(peers_may=True)
+    assert looks(100, 10.0)
+    engine.expect_reads(peers_may=False)
+    while looks(1, 0.5):
+        pass
+    engine.close()

@@ -23,7 +23,7 @@ from pdkv.transfer.backends.ucx_settings import allow, tuning
 
 def this_machine(config: NodeConfig) -> list[Finding]:
     """Raises `ConfigError` for a model or pool that can't be."""
-    allow(tls=config.ucx_tls, net_devices=config.net_devices or ",".join(config.rails))
+    allow(tls=config.ucx_tls, net_devices=config.net_devices)
     needs, found, process = needs_of(config), devices(), resources.process()
     facts = _ucx()
     known = None if isinstance(facts, str) else frozenset(transport for transport, _ in facts.resources)

@@ -76,7 +76,7 @@ class _Peer:
 class NixlBackend:
     """`Backend` over one NIXL agent.
 
-    `device`: the only network device that it uses, as in UCX_NET_DEVICES, which this goes before.
+    `device`: the only network device that it uses, as in UCX_NET_DEVICES; where that is set, NIXL takes it instead.
 
     Raises `TransferError` if NIXL can't make a UCX backend, `MissingDependency` without nixl.
     """

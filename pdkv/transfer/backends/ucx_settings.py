@@ -14,6 +14,7 @@ from typing import Literal
 from pdkv.machine.devices import Devices
 
 PREFIX = "UCX_"
+NET_DEVICES = "UCX_NET_DEVICES"
 Source = Literal["chosen", "operator"]
 
 
@@ -75,7 +76,7 @@ def shown(settings: tuple[Setting, ...]) -> str:
 def allow(*, tls: str, net_devices: str, environ: MutableMapping[str, str] = os.environ) -> None:
     """Transports and network devices from a node's configuration, as if the operator had set them there; those in the
     environment stay. Empty: all."""
-    for name, value in (("UCX_TLS", tls), ("UCX_NET_DEVICES", net_devices)):
+    for name, value in (("UCX_TLS", tls), (NET_DEVICES, net_devices)):
         if value:
             environ.setdefault(name, value)
 
