@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[reference,events,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[reference,events,tracing,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)
