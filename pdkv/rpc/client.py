@@ -38,6 +38,7 @@ from pdkv.rpc.channels import Channels
 from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank, source
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Security
+from pdkv.rpc.tracing import calling, telling
 from pdkv.rpc.transport import require_address
 from pdkv.v1 import (
     admin_pb2,
@@ -75,23 +76,25 @@ class Client:
     async def _call(self, what: str, request: checks.Message, node: str = "") -> AsyncIterator[Any]:
         """The service's stub for one call, to `node` if that is named; what it ends with becomes a `PdkvError`."""
         checks.require_sendable(request, what)
-        try:
-            with self._channels.to(self.address, node) as channel:
-                yield self._service(channel)
-        except grpc.aio.AioRpcError as failure:
-            error = error_from(failure, address=self.address, what=what, tls=self._channels.tls)
-            if isinstance(error, TlsRefused) and (complaint := self._channels.complaint):
-                raise TlsRefused(f"{error}; this side's own is bad: {complaint}", **error.fields) from failure
-            raise error from failure
-        except DecodeError as error:
-            words = f"{what} at {self.address}: the reply can't be decoded"
-            raise ProtocolError(words, address=self.address) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Nobody cancelled the caller: its channel was closed under the call.
-            raise PeerLost(f"{what}: the connection to {self.address} was closed here", address=self.address) from None
+        with calling(self._service, what, self.address) as span:
+            try:
+                with self._channels.to(self.address, node) as channel:
+                    yield self._service(telling(channel, span))
+            except grpc.aio.AioRpcError as failure:
+                error = error_from(failure, address=self.address, what=what, tls=self._channels.tls)
+                if isinstance(error, TlsRefused) and (complaint := self._channels.complaint):
+                    raise TlsRefused(f"{error}; this side's own is bad: {complaint}", **error.fields) from failure
+                raise error from failure
+            except DecodeError as error:
+                words = f"{what} at {self.address}: the reply can't be decoded"
+                raise ProtocolError(words, address=self.address) from error
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Nobody cancelled the caller: its channel was closed under the call.
+                words = f"{what}: the connection to {self.address} was closed here"
+                raise PeerLost(words, address=self.address) from None
 
     async def _first(self, call: str, message: checks.Message) -> Any:
         """A call that waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`. What

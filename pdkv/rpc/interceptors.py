@@ -21,6 +21,8 @@ from pdkv.node.flow import deadline
 from pdkv.rpc.convert.checks import ADMIN_DEADLINE_S, BENCH_DEADLINE_S, RANK_DEADLINE_S, UNARY_DEADLINE_S
 from pdkv.rpc.errors import status_of
 from pdkv.rpc.guard import Guard
+from pdkv.rpc.tracing import serving
+from pdkv.tracing.span import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,9 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """For pdkv's services only; health and reflection keep their own ways."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, tracer: Tracer | None = None) -> None:
         self._guard = guard
+        self._tracer = tracer
         self._running: set[asyncio.Task[Any]] = set()
         self._last_word: PdkvError | None = None
 
@@ -80,7 +83,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                with self._guard.let_in(context, method) as caller, self._counted():
+                with (
+                    self._guard.let_in(context, method) as caller,
+                    self._counted(),
+                    serving(self._tracer, method, context),
+                ):
                     request = _parsed(raw, parse, method)
                     caller.require_speaks(request)
                     return await behaviour(request, context)

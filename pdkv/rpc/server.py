@@ -45,6 +45,7 @@ from pdkv.rpc.rank import RankServicer
 from pdkv.rpc.security import Gate, PlainText, Security
 from pdkv.rpc.transport import Endpoint, advertised, make_server, open_port
 from pdkv.rpc.visit import VisitServicer
+from pdkv.tracing.span import tracer
 from pdkv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -229,7 +230,7 @@ class GrpcServer:
         advertised(endpoint, 0)
         gate = gate or Gate()
         self._security = security
-        self._calls = CallInterceptor(Guard(security, gate))
+        self._calls = CallInterceptor(Guard(security, gate), tracer())
         self._server = make_server([self._calls], gate, security)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -25,12 +25,13 @@ OK, CANCELLED = "OK", "CANCELLED"
 
 
 @contextmanager
-def calling(method: str, address: str) -> Iterator[Span]:
-    """A call of `method` (pdkv.v1.Prefill/Prefill) at `address`, as the caller sees it."""
+def calling(stub: type[Any], call: str, address: str) -> Iterator[Span]:
+    """A call of a service at `address`, as the caller sees it."""
     parent = current()
-    if not parent.headers or method.rpartition("/")[2] not in TRACED:
+    if not parent.headers or call not in TRACED:
         yield SILENT
         return
+    method = f"pdkv.v1.{stub.__name__.removesuffix('Stub')}/{call}"
     host, _, port = address.rpartition(":")
     facts: Attributes = {
         "rpc.system.name": "grpc",
@@ -77,9 +78,12 @@ def _status(made: Span) -> Iterator[None]:
         made.note({"rpc.response.status_code": code})
 
 
-class TellingChannel:
-    """A channel for one stub, whose calls tell of a span."""
+def telling(channel: grpc.aio.Channel, span: Span) -> Any:
+    """The channel for one stub, whose calls tell of the span, if there is one."""
+    return _TellingChannel(channel, span.headers) if span.headers else channel
 
+
+class _TellingChannel:
     def __init__(self, channel: grpc.aio.Channel, headers: Headers) -> None:
         self._channel = channel
         self._headers = headers

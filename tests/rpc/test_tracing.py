@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from pdkv.errors import PeerLost
-from pdkv.rpc.tracing import TellingChannel, calling, serving
+from pdkv.rpc.tracing import calling, serving, telling
 from pdkv.tracing.span import SILENT, Span, current, within
+from pdkv.v1.prefill_pb2_grpc import PrefillStub
+from pdkv.v1.source_pb2_grpc import SourceStub
 from tests.tracing.test_span import Told
 
 LOCATE = "pdkv.v1.Source/Locate"
@@ -44,7 +46,7 @@ class Context:
 
 def test_a_call_within_a_span_is_a_child_of_it() -> None:
     root = Told("root")
-    with within(root), calling(LOCATE, "10.0.0.1:7000") as made:
+    with within(root), calling(SourceStub, "Locate", "10.0.0.1:7000") as made:
         assert made.headers == (("traceparent", "00-1"),)
         assert current() is root, "a stream's consumer has its own"
     (call,) = root.children
@@ -70,7 +72,7 @@ def test_a_call_within_a_span_is_a_child_of_it() -> None:
 )
 def test_it_ends_with_the_status_of_the_call(error: BaseException, code: str) -> None:
     root = Told("root")
-    with pytest.raises(type(error)), within(root), calling(LOCATE, "p:1"):
+    with pytest.raises(type(error)), within(root), calling(SourceStub, "Locate", "p:1"):
         raise error
     (call,) = root.children
     assert call.facts["rpc.response.status_code"] == code
@@ -79,10 +81,10 @@ def test_it_ends_with_the_status_of_the_call(error: BaseException, code: str) ->
 
 def test_renewals_and_what_nobody_traces_have_none() -> None:
     root = Told("root")
-    with within(root), calling("pdkv.v1.Prefill/RenewLease", "p:1") as made:
+    with within(root), calling(PrefillStub, "RenewLease", "p:1") as made:
         assert made is SILENT
     assert root.children == []
-    with calling(LOCATE, "p:1") as made:
+    with calling(SourceStub, "Locate", "p:1") as made:
         assert made is SILENT
 
 
@@ -121,7 +123,9 @@ def test_calls_over_a_telling_channel_have_the_headers_as_metadata() -> None:
 
         unary_stream = unary_unary
 
-    channel = TellingChannel(Channel(), (("traceparent", "00-1"),))  # type: ignore[arg-type]
+    plain = Channel()
+    assert telling(plain, SILENT) is plain  # type: ignore[arg-type]
+    channel = telling(plain, Told("call"))  # type: ignore[arg-type]
     for multi in (channel.unary_unary, channel.unary_stream):
         found = multi("/a", response_deserializer=int)("request", timeout=1)
         assert found == (
