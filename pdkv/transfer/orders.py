@@ -26,7 +26,7 @@ class TransferSettings:
 
     read_max_bytes: int = 256 << 20
     """Of one READ: bounds what a fence has to wait for. What is under way (`under_way_s`) bounds it, too."""
-    under_way_s: float = 0.016
+    under_way_s: float = 0.008
     """Bytes under way are what arrives in so long: who comes next waits for no more, and the link never waits."""
     landing_rows: int = 1 << 16
     """Page-table rows that can be under way at once; 64 B each."""
