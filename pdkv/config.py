@@ -17,6 +17,7 @@ from pdkv.fields import (
     Address,
     Addresses,
     Bytes,
+    CollectorUrl,
     Count,
     FilePath,
     Listed,
@@ -74,6 +75,11 @@ class ServiceConfig(BaseModel):
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe lines that are logged, to stderr."""
+    trace_endpoint: CollectorUrl = ""
+    """Where traces go, over OTLP/gRPC: http://collector:4317; empty: where OpenTelemetry's own variables say, or
+    nowhere. See docs/tracing.md."""
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the traces that begin here, those that are kept; others are as whoever began them decided."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

@@ -104,6 +104,9 @@ NodeName = Annotated[
         "NAME", "1 to 63 of the letters A to Z and a to z, digits, '.', '_' and '-', beginning with a letter or digit"
     ),
 ]
+CollectorUrl = Annotated[
+    str, _matching(r"|https?://[^/\s:]+:[0-9]{1,5}/?"), Takes("URL", "http://host:port, or https://host:port")
+]
 FilePath = Annotated[str, Takes("PATH", "the path of a file")]
 
 

@@ -13,6 +13,7 @@ from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import exported, node_families, router_families
 from pdkv.metrics.served import MeteredDecodeNode, MeteredPrefillNode, MeteredRouter
 from pdkv.node.readiness import Readiness
+from pdkv.tracing.span import tracer
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ def exporting_router(config: RouterConfig, router: MeteredRouter, readiness: Rea
 
 @contextmanager
 def _exporting(config: ServiceConfig, metrics: Metrics, families: Callable[[], Iterable[Metric]]) -> Iterator[None]:
+    if tracing := tracer():
+        tracing.lost = metrics.lost_spans.inc
     if not config.metrics_bind:
         yield
         return

@@ -21,6 +21,7 @@ from typing import Any
 
 from pdkv.cli.options import ServeOptions
 from pdkv.cli.signals import end_at_once
+from pdkv.cli.tracing import traced
 from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, Draining, PeerLost
 from pdkv.machine.heap import keep_freed
@@ -133,4 +134,6 @@ def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], opt
     async def main() -> None:
         await serve()
 
-    asyncio.run(main())
+    role = type(config).__name__.removesuffix("Config").lower()
+    with traced(config.trace_endpoint, config.trace_ratio, service=f"pdkv-{role}", instance=config.node_id):
+        asyncio.run(main())

@@ -102,6 +102,9 @@ class Metrics:
         self.retries = Counter(
             "pdkv_retries", "Times that a request turned to another prefill node after one had failed it.", registry=of
         )
+        self.lost_spans = Counter(
+            "pdkv_lost_spans", "Spans of traces that could not be delivered, and were dropped.", registry=of
+        )
         self.accepted = Histogram(
             "pdkv_accepted_length_tokens", "Mean tokens a speculative step, of a request.", buckets=LENGTHS, registry=of
         )
