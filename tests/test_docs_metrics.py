@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import node_families, router_families
-from pdkv.node.messages import RouterStatus
+from pdkv.node.routing import RouterStatus
 from tests.metrics.test_scrape import node_status
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"

@@ -39,6 +39,7 @@ WITHOUT_A_TEST_OF_ITS_OWN = {
     "pdkv/node/messages.py": "plain values; tests/rpc converts each there and back",
     "pdkv/node/ports.py": "protocols without code",
     "pdkv/node/ranks.py": "plain values and a protocol; tests/rpc converts each there and back",
+    "pdkv/node/routing.py": "plain values; tests/rpc converts each there and back",
     "pdkv/node/settings.py": "plain values of a decode node's tests",
     "pdkv/cli/bench/pulls.py": "plain values of the tests of sources and sinks",
     "pdkv/transfer/orders.py": "plain values of the engine's tests",

@@ -23,7 +23,8 @@ from pdkv.errors import ConfigError, PdkvError, RemoteError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from pdkv.node.messages import NodeStatus, RouterStatus
+    from pdkv.node.messages import NodeStatus
+    from pdkv.node.routing import RouterStatus
     from pdkv.rpc.client import GrpcDirectory
 
 INTERRUPTED = 130

@@ -19,7 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from pdkv.errors import ConfigError
 from pdkv.metrics import names
 from pdkv.metrics.names import Metrics
-from pdkv.node.messages import NodeStatus, RouterStatus
+from pdkv.node.messages import NodeStatus
+from pdkv.node.routing import RouterStatus
 from pdkv.router.registry import UP
 
 log = logging.getLogger(__name__)

@@ -207,7 +207,7 @@ class DecodeNode:
 
     def _own_addresses(self) -> tuple[str, ...]:
         """All of them, another one first each time, those that failed last."""
-        addresses = self.settings.prefill_addresses
+        addresses = self.links.own
         self._turn += 1
         turn = self._turn % max(len(addresses), 1)
         return self.links.best_first(addresses[turn:] + addresses[:turn])

@@ -382,16 +382,7 @@ class NodeStatus:
     claims: dict[str, int] = field(default_factory=dict)
     """Of a decode node's requests that have started: pages of their sequences that they have claimed, and held by now,
     those in the cache among them; growing: how many of these requests wait for more of theirs."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterStatus:
-    """What an operator asks a router for: address to "up", or to the reason why it was passed over last."""
-
-    prefill: dict[str, str]
-    decode: dict[str, str]
-    requests: int
-    contents: dict[str, str] = field(default_factory=dict)
-    """Address to the beginning of its content fingerprint, once it is known: unequal ones are never paired."""
-    apart: dict[str, str] = field(default_factory=dict)
-    """Pairs that refused each other or failed, "DECODE with PREFILL", to the reason."""
+    waiting_tokens: int = 0
+    """Of a prefill node: tokens of prompts that it has taken on and not computed yet."""
+    available_pages: int = 0
+    """That a request could have at once: free or evictable; none while requests wait for some."""

@@ -319,5 +319,4 @@ class PeerBook:
             fence_error=reads.fence_error,
             memory=parts.pool.memory.facts() | {"registered": str(reads.registration)},
             rails={rail.device or "any": str(rail) for rail in reads.rails},
-            available_pages=parts.available_pages,
         )

@@ -44,9 +44,12 @@ from pdkv.node.sampling import logits_digest
 from pdkv.node.source import Source
 from pdkv.node.stages import Stage
 from pdkv.node.workspace import Workspace
+from pdkv.tracing.span import span
 
 log = logging.getLogger(__name__)
 Emit = Callable[[PrefillEvent], None]
+COMPUTE = "pdkv.compute"
+"""The span of all chunks of a prompt, with the proof of their pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class PrefillNode:
             max_batched_tokens=settings.max_batched_tokens or settings.chunk_tokens,
             scores_bytes=settings.scores_bytes,
         )
-        log.info("workspace beside the pages: %s", self.workspace.plan())
+        log.info("workspace beside the pages: %s", self.workspace)
         self.peers = PeerBook(parts)
         # A peer that is silent for that long has no lease any more: they end by themselves.
         forget_s = max(settings.keeper.forget_s, settings.lease_ttl_s)
@@ -142,6 +145,7 @@ class PrefillNode:
             borrowed_pages=self.pull_back.borrower.pages,
             borrow_failures=dict(self.pull_back.borrower.failures),
             waiting_tokens=self.backlog.tokens,
+            available_pages=self.parts.available_pages,
         )
 
     def estimate(self, call: EstimateCall) -> Estimate:
@@ -206,8 +210,9 @@ class PrefillNode:
             found = len(reservation.hit) * prompt.page_tokens
             steps = self.workspace.steps(found, len(prompt.tokens), self.settings.chunk_tokens)
             run = _PrefillRun(self.parts, steps, request, prompt, reservation)
-            with self.backlog.taken_on(len(prompt.tokens) - found) as computed:
+            with self.backlog.taken_on(len(prompt.tokens) - found) as computed, span(COMPUTE) as told:
                 done = await run.run(emit, announced, computed)
+                told.note({"pdkv.chunks": len(done.chunk_starts), "pdkv.tokens": len(prompt.tokens) - found})
             manager.hand_over(reservation, lease_id)
             self.parts.at(Stage.DONE, request.request_id)
             emit(replace(done, pages_pulled_back=pulled.pages))

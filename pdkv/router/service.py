@@ -32,7 +32,8 @@ from pdkv.errors import (
     WrongIncarnation,
 )
 from pdkv.node.flow import Idle
-from pdkv.node.messages import FailurePolicy, GenerateEvent, GenerateRequest, RouterStatus
+from pdkv.node.messages import FailurePolicy, GenerateEvent, GenerateRequest
+from pdkv.node.routing import RouterStatus
 from pdkv.router.pairing import Pairing
 from pdkv.router.policy import RoundRobin
 from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial

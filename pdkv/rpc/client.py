@@ -31,11 +31,11 @@ from pdkv.node.messages import (
     NodeStatus,
     PrefillEvent,
     PrefillRequest,
-    RouterStatus,
 )
 from pdkv.node.ranks import Entry, Joining, NewPeer, RankOutcome, RankRead, RankStep
+from pdkv.node.routing import Estimate, EstimateCall, RouterStatus
 from pdkv.rpc.channels import Channels
-from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank, source
+from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank, routing, source
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Security
 from pdkv.rpc.tracing import calling, telling
@@ -176,7 +176,23 @@ class GrpcSource(_Node):
         return source.loan_from_pb(reply)
 
 
-class GrpcPrefillPeer(_Node):
+class _Stated(Client):
+    """A node of either role, as a router sees it."""
+
+    async def status(self) -> NodeStatus:
+        request = common_pb2.StatusRequest()
+        async with self._call("Status", request) as stub:
+            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
+        return common.status_from_pb(reply)
+
+    async def estimate(self, call: EstimateCall) -> Estimate:
+        message = routing.estimate_call_to_pb(call)
+        async with self._call("Estimate", message) as stub:
+            reply = await stub.Estimate(message, timeout=self._settings.call_timeout_s)
+        return routing.estimate_from_pb(reply, len(call.hashes))
+
+
+class GrpcPrefillPeer(_Node, _Stated):
     """`node.ports.PrefillPeer` over gRPC."""
 
     _service = prefill_pb2_grpc.PrefillStub
@@ -209,12 +225,6 @@ class GrpcPrefillPeer(_Node):
         common.require_reply(call.envelope, reply.envelope)
         return checks.duration_s("ttl_s", reply.ttl_s)
 
-    async def status(self) -> NodeStatus:
-        request = common_pb2.StatusRequest()
-        async with self._call("Status", request) as stub:
-            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
-        return common.status_from_pb(reply)
-
 
 class _GenerateClient(Client):
     """The token stream, the same at a decode node and at a router."""
@@ -230,14 +240,8 @@ class _GenerateClient(Client):
                 call.cancel()
 
 
-class GrpcDecodeClient(_GenerateClient):
+class GrpcDecodeClient(_GenerateClient, _Stated):
     _service = decode_pb2_grpc.DecodeStub
-
-    async def status(self) -> NodeStatus:
-        request = common_pb2.StatusRequest()
-        async with self._call("Status", request) as stub:
-            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
-        return common.status_from_pb(reply)
 
 
 class GrpcRouterClient(_GenerateClient):
@@ -247,7 +251,7 @@ class GrpcRouterClient(_GenerateClient):
         request = common_pb2.StatusRequest()
         async with self._call("Status", request) as stub:
             reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
-        return common.router_status_from_pb(reply)
+        return routing.router_status_from_pb(reply)
 
 
 class GrpcRank(Client):

@@ -21,8 +21,8 @@ from pdkv.rpc.security import Gate, MutualTls, Names, Security
 from pdkv.v1 import prefill_pb2
 
 ADMIN = "/pdkv.v1.Admin/"
-STATUS = "/Status"
-"""Of each service: what a router's watch and an operator ask for, who need no more."""
+STATUS = ("/Status", "/Estimate")
+"""Of each service: what a router and an operator ask for, who need no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ from pdkv.node.messages import (
     NodeStatus,
     PrefillEvent,
     PrefillRequest,
-    RouterStatus,
 )
 from pdkv.node.rank import Rank
+from pdkv.node.routing import Estimate, EstimateCall, RouterStatus
 from pdkv.rpc.admin import AdminServicer
 from pdkv.rpc.bench import BenchService, BenchServicer
-from pdkv.rpc.convert import common, generate, intro, prefill, source
+from pdkv.rpc.convert import common, generate, intro, prefill, routing, source
 from pdkv.rpc.convert.checks import STREAM_SLACK_S, require_sendable
 from pdkv.rpc.guard import Guard
 from pdkv.rpc.health import LIVE, READY
@@ -88,6 +88,7 @@ class PrefillService(Protocol):
     async def renew_lease(self, call: LeaseCall) -> float: ...
     async def release_lease(self, call: LeaseCall) -> None: ...
     def status(self) -> NodeStatus: ...
+    def estimate(self, call: EstimateCall) -> Estimate: ...
 
 
 class GenerateService(Protocol):
@@ -100,6 +101,7 @@ class DecodeService(GenerateService, Protocol):
     """`pdkv.node.decode.DecodeNode`, as served."""
 
     def status(self) -> NodeStatus: ...
+    def estimate(self, call: EstimateCall) -> Estimate: ...
 
 
 class RouterService(GenerateService, Protocol):
@@ -137,6 +139,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     async def Status(self, request: common_pb2.StatusRequest, context: Context) -> common_pb2.NodeStatus:
         return common.status_to_pb(self._node.status())
 
+    async def Estimate(self, request: common_pb2.EstimateCall, context: Context) -> common_pb2.NodeEstimate:
+        return routing.estimate_to_pb(self._node.estimate(routing.estimate_call_from_pb(request)))
+
 
 class SourceServicer(source_pb2_grpc.SourceServicer):
     def __init__(self, source: SourceService) -> None:
@@ -169,6 +174,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def Status(self, request: common_pb2.StatusRequest, context: Context) -> common_pb2.NodeStatus:
         return common.status_to_pb(self._node.status())
 
+    async def Estimate(self, request: common_pb2.EstimateCall, context: Context) -> common_pb2.NodeEstimate:
+        return routing.estimate_to_pb(self._node.estimate(routing.estimate_call_from_pb(request)))
+
 
 class RouterServicer(router_pb2_grpc.RouterServicer):
     def __init__(self, router: RouterService) -> None:
@@ -178,7 +186,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         await _generate(self._router, request, context)
 
     async def Status(self, request: common_pb2.StatusRequest, context: Context) -> router_pb2.RouterStatus:
-        return common.router_status_to_pb(self._router.status())
+        return routing.router_status_to_pb(self._router.status())
 
 
 async def _connect(node: PrefillService | SourceService, request: prefill_pb2.Introduction) -> prefill_pb2.Introduction:

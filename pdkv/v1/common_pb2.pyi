@@ -147,6 +147,62 @@ class StatusRequest(_message.Message):
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
 
 @_typing.final
+class EstimateCall(_message.Message):
+    """What a router asks before it gives a node a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASHES_FIELD_NUMBER: _builtins.int
+    hashes: _builtins.bytes
+    """32 bytes a page, of the prompt's first pages."""
+    def __init__(
+        self,
+        *,
+        hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateCall: _TypeAlias = EstimateCall  # noqa: Y015
+
+@_typing.final
+class NodeEstimate(_message.Message):
+    """It binds nobody."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
+    pages: _builtins.int
+    """The prompt's first pages that are in the node's tree."""
+    waiting_tokens: _builtins.int
+    """Of prompts that it has taken on and not computed yet."""
+    available_pages: _builtins.int
+    """Free or evictable; none while requests wait for some."""
+    @_builtins.property
+    def name(self) -> Global___PeerName: ...
+    def __init__(
+        self,
+        *,
+        name: Global___PeerName | None = ...,
+        pages: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+        available_pages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "name", b"name", "pages", b"pages", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeEstimate: _TypeAlias = NodeEstimate  # noqa: Y015
+
+@_typing.final
 class PeerStatus(_message.Message):
     """A peer as a node sees it."""
 
@@ -436,6 +492,8 @@ class NodeStatus(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     CLAIMS_FIELD_NUMBER: _builtins.int
     RAILS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -452,6 +510,10 @@ class NodeStatus(_message.Message):
     fence_error: _builtins.str
     borrowed_pages: _builtins.int
     """Read from other nodes that had them: by prefill instead of computing them, by decode instead of having them computed."""
+    waiting_tokens: _builtins.int
+    """Of a prefill node: of prompts that it has taken on and not computed yet."""
+    available_pages: _builtins.int
+    """Free or evictable; none while requests wait for some."""
     @_builtins.property
     def name(self) -> Global___PeerName: ...
     @_builtins.property
@@ -522,10 +584,12 @@ class NodeStatus(_message.Message):
         memory: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         claims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         rails: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        waiting_tokens: _builtins.int = ...,
+        available_pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "waiting_tokens", b"waiting_tokens", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,11 @@ class DecodeStub:
                 request_serializer=pdkv_dot_v1_dot_common__pb2.StatusRequest.SerializeToString,
                 response_deserializer=pdkv_dot_v1_dot_common__pb2.NodeStatus.FromString,
                 _registered_method=True)
+        self.Estimate = channel.unary_unary(
+                '/pdkv.v1.Decode/Estimate',
+                request_serializer=pdkv_dot_v1_dot_common__pb2.EstimateCall.SerializeToString,
+                response_deserializer=pdkv_dot_v1_dot_common__pb2.NodeEstimate.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -63,6 +68,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Estimate(self, request, context):
+        """What a request would find here; for whoever may ask for the status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=pdkv_dot_v1_dot_common__pb2.StatusRequest.FromString,
                     response_serializer=pdkv_dot_v1_dot_common__pb2.NodeStatus.SerializeToString,
+            ),
+            'Estimate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Estimate,
+                    request_deserializer=pdkv_dot_v1_dot_common__pb2.EstimateCall.FromString,
+                    response_serializer=pdkv_dot_v1_dot_common__pb2.NodeEstimate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Decode:
             '/pdkv.v1.Decode/Status',
             pdkv_dot_v1_dot_common__pb2.StatusRequest.SerializeToString,
             pdkv_dot_v1_dot_common__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Estimate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdkv.v1.Decode/Estimate',
+            pdkv_dot_v1_dot_common__pb2.EstimateCall.SerializeToString,
+            pdkv_dot_v1_dot_common__pb2.NodeEstimate.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class DecodeStub:
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateEvent]
     """Token ..., GenerateDone. Cancelling is the abort."""
     Status: _grpc.UnaryUnaryMultiCallable[_common_pb2.StatusRequest, _common_pb2.NodeStatus]
+    Estimate: _grpc.UnaryUnaryMultiCallable[_common_pb2.EstimateCall, _common_pb2.NodeEstimate]
+    """What a request would find here; for whoever may ask for the status."""
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
@@ -42,6 +44,8 @@ class DecodeAsyncStub(DecodeStub):
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateEvent]  # type: ignore[assignment]
     """Token ..., GenerateDone. Cancelling is the abort."""
     Status: _aio.UnaryUnaryMultiCallable[_common_pb2.StatusRequest, _common_pb2.NodeStatus]  # type: ignore[assignment]
+    Estimate: _aio.UnaryUnaryMultiCallable[_common_pb2.EstimateCall, _common_pb2.NodeEstimate]  # type: ignore[assignment]
+    """What a request would find here; for whoever may ask for the status."""
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -58,5 +62,13 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         request: _common_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.NodeStatus, _abc.Awaitable[_common_pb2.NodeStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def Estimate(
+        self,
+        request: _common_pb2.EstimateCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.NodeEstimate, _abc.Awaitable[_common_pb2.NodeEstimate]]:
+        """What a request would find here; for whoever may ask for the status."""
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

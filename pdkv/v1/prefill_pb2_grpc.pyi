@@ -40,6 +40,8 @@ class PrefillStub:
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.LeaseCall, _prefill_pb2.LeaseReply]
     """Idempotent."""
     Status: _grpc.UnaryUnaryMultiCallable[_common_pb2.StatusRequest, _common_pb2.NodeStatus]
+    Estimate: _grpc.UnaryUnaryMultiCallable[_common_pb2.EstimateCall, _common_pb2.NodeEstimate]
+    """What a request would find here; for whoever may ask for the status."""
 
 @_typing.type_check_only
 class PrefillAsyncStub(PrefillStub):
@@ -52,6 +54,8 @@ class PrefillAsyncStub(PrefillStub):
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_prefill_pb2.LeaseCall, _prefill_pb2.LeaseReply]  # type: ignore[assignment]
     """Idempotent."""
     Status: _aio.UnaryUnaryMultiCallable[_common_pb2.StatusRequest, _common_pb2.NodeStatus]  # type: ignore[assignment]
+    Estimate: _aio.UnaryUnaryMultiCallable[_common_pb2.EstimateCall, _common_pb2.NodeEstimate]  # type: ignore[assignment]
+    """What a request would find here; for whoever may ask for the status."""
 
 class PrefillServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -91,5 +95,13 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _common_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.NodeStatus, _abc.Awaitable[_common_pb2.NodeStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def Estimate(
+        self,
+        request: _common_pb2.EstimateCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.NodeEstimate, _abc.Awaitable[_common_pb2.NodeEstimate]]:
+        """What a request would find here; for whoever may ask for the status."""
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

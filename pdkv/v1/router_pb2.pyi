@@ -102,12 +102,83 @@ class RouterStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NodesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___RoutedNode: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___RoutedNode | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ChoicesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EstimatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     CONTENTS_FIELD_NUMBER: _builtins.int
     APART_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    ESTIMATES_FIELD_NUMBER: _builtins.int
+    CHOOSING_S_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
+    waiting: _builtins.int
+    """Of `requests`, those that no node was asked for yet."""
+    policy: _builtins.str
+    choosing_s: _builtins.float
     @_builtins.property
     def prefill(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Address to "up", or to the reason why it was skipped last."""
@@ -122,6 +193,18 @@ class RouterStatus(_message.Message):
     def apart(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """"DECODE with PREFILL" to the reason why the two are not paired for a while."""
 
+    @_builtins.property
+    def nodes(self) -> _containers.MessageMap[_builtins.str, Global___RoutedNode]:
+        """By address."""
+
+    @_builtins.property
+    def choices(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What prefill nodes were chosen by, to how often."""
+
+    @_builtins.property
+    def estimates(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What became of the questions to nodes, to how often."""
+
     def __init__(
         self,
         *,
@@ -130,11 +213,53 @@ class RouterStatus(_message.Message):
         requests: _builtins.int = ...,
         contents: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         apart: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        waiting: _builtins.int = ...,
+        policy: _builtins.str = ...,
+        nodes: _abc.Mapping[_builtins.str, Global___RoutedNode] | None = ...,
+        choices: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        estimates: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        choosing_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "contents", b"contents", "decode", b"decode", "prefill", b"prefill", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "choices", b"choices", "choosing_s", b"choosing_s", "contents", b"contents", "decode", b"decode", "estimates", b"estimates", "nodes", b"nodes", "policy", b"policy", "prefill", b"prefill", "requests", b"requests", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class RoutedNode(_message.Message):
+    """A node as its router weighs it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    requests: _builtins.int
+    waiting_tokens: _builtins.int
+    available_pages: _builtins.int
+    pages: _builtins.int
+    trust: _builtins.float
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+        available_pages: _builtins.int = ...,
+        pages: _builtins.int = ...,
+        trust: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "pages", b"pages", "requests", b"requests", "role", b"role", "trust", b"trust", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutedNode: _TypeAlias = RoutedNode  # noqa: Y015

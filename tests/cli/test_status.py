@@ -12,7 +12,8 @@ import pytest
 
 from pdkv.cli.app import run
 from pdkv.cli.status import status_object, status_text
-from pdkv.node.messages import NodeStatus, RouterStatus
+from pdkv.node.messages import NodeStatus
+from pdkv.node.routing import RouterStatus
 from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.rpc.transport import Endpoint

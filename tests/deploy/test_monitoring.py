@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 
 from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import node_families, router_families
-from pdkv.node.messages import RouterStatus
+from pdkv.node.routing import RouterStatus
 from tests.deploy import isolation, references
 from tests.deploy.cluster import K8S, ROOT, Cluster
 from tests.deploy.test_overlays import CHECKS, OVERLAYS, VERSIONS, invalid

@@ -15,7 +15,8 @@ from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.errors import PdkvError, PeerLost, TransferError
 from pdkv.ids import RequestId
 from pdkv.node.flow import together
-from pdkv.node.messages import FailurePolicy, RouterStatus, Sampling
+from pdkv.node.messages import FailurePolicy, Sampling
+from pdkv.node.routing import RouterStatus
 from tests.e2e.world import World, free_address
 from tests.waiting import DEADLINE_S, until
 

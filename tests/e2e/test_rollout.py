@@ -10,7 +10,8 @@ from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.demo.reference import Reference
 from pdkv.config import PrefillConfig
 from pdkv.ids import RequestId
-from pdkv.node.messages import FailurePolicy, RouterStatus, Sampling
+from pdkv.node.messages import FailurePolicy, Sampling
+from pdkv.node.routing import RouterStatus
 from tests.e2e.world import CHUNK, Answer, World, free_address
 from tests.waiting import DEADLINE_S, until
 

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdkv.errors import ConfigError
 from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import StatusCollector, exported, node_families, router_families
-from pdkv.node.messages import NodeStatus, PeerStatus, RouterStatus
+from pdkv.node.messages import NodeStatus, PeerStatus
+from pdkv.node.routing import RouterStatus
 from pdkv.router.registry import UP
 from tests.node.scene import answers, request, run
 from tests.node.toy import Pair, make_pair

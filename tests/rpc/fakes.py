@@ -17,8 +17,8 @@ from pdkv.node.messages import (
     NodeStatus,
     PrefillEvent,
     PrefillRequest,
-    RouterStatus,
 )
+from pdkv.node.routing import Estimate, EstimateCall, RouterStatus
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
 from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import GrpcServer, Services
@@ -100,6 +100,10 @@ class FakePrefill:
         self._note(None)
         return samples.status("prefill")
 
+    def estimate(self, call: EstimateCall) -> Estimate:
+        self._note(call)
+        return Estimate(samples.P, len(call.hashes), 640, 12)
+
     def _note(self, call: Any) -> None:
         self.calls.append(call)
         if self.error is not None:
@@ -129,6 +133,9 @@ class FakeDecode:
 
     def status(self) -> NodeStatus:
         return samples.status("decode", samples.D)
+
+    def estimate(self, call: EstimateCall) -> Estimate:
+        return Estimate(samples.D, len(call.hashes), 0, 12)
 
 
 class FakeRouter(FakeDecode):

@@ -79,6 +79,8 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         memory={"huge pages": "granted on touch"},
         rails={"eth0": "tcp", "eth1": "tcp; down to p0#1: nothing came on it for 2 s"},
         claims={"claimed": 12, "held": 5, "growing": 1},
+        waiting_tokens=1280,
+        available_pages=11,
     )
 
 

@@ -24,9 +24,10 @@ from pdkv.errors import (
     TlsRefused,
     WrongIncarnation,
 )
-from pdkv.ids import Incarnation, PeerName
+from pdkv.ids import Incarnation, PageHashes, PeerName
 from pdkv.node.messages import Accepted, NodeIntro, Token
 from pdkv.node.ranks import Joining
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.rpc.client import ClientSettings, GrpcDirectory
 from pdkv.rpc.convert import prefill
 from pdkv.rpc.errors import KINDS
@@ -52,6 +53,7 @@ def test_every_call_arrives_and_is_answered() -> None:
             assert await peer.renew_lease(samples.LEASE_CALL) == 30.0
             await peer.release_lease(samples.LEASE_CALL)
             assert await peer.status() == samples.status("prefill")
+            assert (await peer.estimate(EstimateCall(PageHashes()))).waiting_tokens == 640
             assert node.calls[:1] == [samples.intro(samples.D)]
             assert node.calls[1:3] == [samples.LEASE_CALL] * 2
             assert samples.same(node.stream.request, samples.prefill_request())
@@ -66,6 +68,8 @@ def test_decode_and_router_answer() -> None:
             for client in (directory.decode(server.address), directory.router(server.address)):
                 assert await collect(client.generate(samples.generate_request())) == events
             assert (await directory.decode(server.address).status()).role == "decode"
+            found = await directory.decode(server.address).estimate(EstimateCall(samples.LOCATE_CALL.hashes))
+            assert found == Estimate(samples.D, 3, 0, 12)
             assert (await directory.router(server.address).status()).requests == 4
 
     run(body)

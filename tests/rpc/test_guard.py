@@ -46,7 +46,7 @@ METHODS = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-ANYBODY = (common_pb2.StatusRequest, decode_pb2.GenerateRequest)
+ANYBODY = (common_pb2.StatusRequest, common_pb2.EstimateCall, decode_pb2.GenerateRequest)
 """Requests that say nothing of who sends them: whoever is let in may send them."""
 
 
@@ -156,7 +156,7 @@ def test_who_may_ask_for_the_status_may_do_nothing_else(tmp_path: Path) -> None:
             kind = request_of(method)
             raw = (kind() if kind in ANYBODY else said_by(kind, "router-0")).SerializeToString()
             error = await called(channel, path, raw)
-            assert isinstance(error, NotAuthorised) != path.endswith("/Status"), (path, error)
+            assert isinstance(error, NotAuthorised) != path.endswith(("/Status", "/Estimate")), (path, error)
 
     with_all_services(Gate(("decode-*",), ("router-*",)), ("router-0",), body, tmp_path)
 

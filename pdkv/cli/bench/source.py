@@ -37,6 +37,7 @@ from pdkv.node.messages import (
 from pdkv.node.ports import Computed, Logits
 from pdkv.node.prefill import PrefillNode, PrefillSettings
 from pdkv.node.prompt import Prompt, plan_prompt
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.rpc.bench import BenchPrompt, Preparation, SourceNode, Usage
 
 DRAIN_S = 10.0
@@ -118,6 +119,9 @@ class Source:
 
     def status(self) -> NodeStatus:
         return self._there.node.status()
+
+    def estimate(self, call: EstimateCall) -> Estimate:
+        return self._there.node.estimate(call)
 
     @property
     def _there(self) -> _Built:

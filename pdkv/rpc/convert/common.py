@@ -1,4 +1,4 @@
-"""What the services share: peers, envelopes, namespaces, sampling, the state of a node or router.
+"""What the services share: peers, envelopes, namespaces, sampling, the state of a node.
 
 Guarantees: a reply's envelope is compared with the request's, so that nothing of another life of a peer is taken.
 """
@@ -14,9 +14,9 @@ from google.protobuf import json_format
 from pdkv.contract import Contract
 from pdkv.errors import BoundsError, WrongIncarnation
 from pdkv.ids import Incarnation, NodeId, PeerName
-from pdkv.node.messages import Envelope, LeaseStatus, Namespace, NodeStatus, PeerStatus, RouterStatus, Sampling
+from pdkv.node.messages import Envelope, LeaseStatus, Namespace, NodeStatus, PeerStatus, Sampling
 from pdkv.rpc.convert import checks
-from pdkv.v1 import common_pb2, contract_pb2, router_pb2
+from pdkv.v1 import common_pb2, contract_pb2
 
 MAX_SEED = 2**64 - 1
 MAX_STOP_TOKENS = 256
@@ -136,6 +136,8 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         memory={key: checks.cut(words) for key, words in status.memory.items()},
         rails={device: checks.cut(words) for device, words in status.rails.items()},
         claims=status.claims,
+        waiting_tokens=status.waiting_tokens,
+        available_pages=status.available_pages,
     )
 
 
@@ -156,21 +158,23 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         backend=checks.text("backend", message.backend),
         peers={checks.name("peers", name): _peer_status_from_pb(peer) for name, peer in message.peers.items()},
         contract=contract_from_pb(message.contract),
-        quarantine=_texts("quarantine", message.quarantine),
+        quarantine=texts("quarantine", message.quarantine),
         queued=message.queued,
         preemptions=message.preemptions,
         workspace={checks.name("workspace", key): count for key, count in message.workspace.items()},
         unready=checks.text("unready", message.unready),
         draining=message.draining,
         held_leases={checks.name("held_leases", i): _lease_from_pb(v) for i, v in message.held_leases.items()},
-        unsettled=_texts("unsettled", message.unsettled),
+        unsettled=texts("unsettled", message.unsettled),
         fences=message.fences,
         fence_error=checks.text("fence_error", message.fence_error),
         borrowed_pages=message.borrowed_pages,
         borrow_failures={checks.name("borrow_failures", k): n for k, n in message.borrow_failures.items()},
-        memory=_texts("memory", message.memory),
-        rails=_texts("rails", message.rails),
+        memory=texts("memory", message.memory),
+        rails=texts("rails", message.rails),
         claims={checks.name("claims", key): count for key, count in message.claims.items()},
+        waiting_tokens=message.waiting_tokens,
+        available_pages=message.available_pages,
     )
 
 
@@ -187,23 +191,7 @@ def _lease_from_pb(message: common_pb2.LeaseStatus) -> LeaseStatus:
     return LeaseStatus(checks.name("peer", message.peer), message.left_s, message.computing)
 
 
-def router_status_to_pb(status: RouterStatus) -> router_pb2.RouterStatus:
-    texts = {name: getattr(status, name) for name in ("prefill", "decode", "contents", "apart")}
-    cut = {name: {key: checks.cut(value) for key, value in values.items()} for name, values in texts.items()}
-    return router_pb2.RouterStatus(requests=status.requests, **cut)
-
-
-def router_status_from_pb(message: router_pb2.RouterStatus) -> RouterStatus:
-    return RouterStatus(
-        prefill=_texts("prefill", message.prefill),
-        decode=_texts("decode", message.decode),
-        requests=message.requests,
-        contents=_texts("contents", message.contents),
-        apart=_texts("apart", message.apart),
-    )
-
-
-def _texts(field: str, values: Mapping[str, str]) -> dict[str, str]:
+def texts(field: str, values: Mapping[str, str]) -> dict[str, str]:
     checks.bounded(field, values)
     for key, value in values.items():
         checks.within(f"{field}, characters of an entry", len(key) + len(value), 1, 8 * checks.MAX_TEXT)

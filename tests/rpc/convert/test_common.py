@@ -8,7 +8,7 @@ from hypothesis import given
 
 from pdkv.contract import RULES
 from pdkv.errors import BoundsError, ProtocolError, WrongIncarnation
-from pdkv.node.messages import Envelope, Namespace, RouterStatus, Sampling
+from pdkv.node.messages import Envelope, Namespace, Sampling
 from pdkv.rpc.convert import common
 from pdkv.v1 import common_pb2, contract_pb2
 from tests.rpc import samples
@@ -30,11 +30,9 @@ def test_namespace(namespace: Namespace) -> None:
     assert common.namespace_from_pb(common.namespace_to_pb(namespace)) == namespace
 
 
-def test_states() -> None:
+def test_state() -> None:
     state = samples.status("prefill")
     assert common.status_from_pb(common.status_to_pb(state)) == state
-    routed = RouterStatus({"a:1": "up"}, {"b:2": "PeerLost: gone"}, 3, {"a:1": "f0"}, {"b:2 with a:1": "apart"})
-    assert common.router_status_from_pb(common.router_status_to_pb(routed)) == routed
 
 
 def test_contract_has_the_same_fields_on_the_wire() -> None:
