@@ -21,8 +21,8 @@ from pdkv.transfer.tasks import Task, Wanted
 LEAST_BYTES = 2 << 20
 """Under way at least."""
 READS_AT_ONCE = 2
-"""On one line at least, whatever their size: the next one is known there when one ends. One more of a flow near its end:
-it waits behind bytes that are under way, and not for their end as well."""
+"""On one line at least, whatever their size: the next one is known there when one ends. One more is the
+first of a flow near its end: it waits behind bytes that are under way, and not for the end of some as well."""
 COPIED_SHARES = 4
 """Of what is to be under way, in one read over a lane that copies: between two of them 0.3 ms are lost."""
 LARGEST_AT_ONCE = 4
@@ -185,7 +185,7 @@ class Schedule:
             fit = COPIED_SHARES * share if copied else share // READS_AT_ONCE
             most = max(head.peer.plan.page_bytes, min(self._largest, fit))
             # the same for all of a peer's flows: small reads must not fill the room that a large one waits for
-            at_once = READS_AT_ONCE + flow.ending
+            at_once = READS_AT_ONCE + (flow.ending and not head.outstanding)
             room = [line for line in lines if line.parts < at_once or line.under_way + most <= share]
             if room:
                 least = min(room, key=lambda line: line.load)
