@@ -43,9 +43,11 @@ from pdkv.node.queue import AdmissionQueue, Ask
 from pdkv.node.recompute import recompute
 from pdkv.node.settings import DecodeSettings
 from pdkv.node.stages import Stage
+from pdkv.tracing.span import span
 
 log = logging.getLogger(__name__)
 
+ATTEMPT = "pdkv.attempt"
 VOID = (StalePages, LeaseExpired)
 """What a request was promised is gone; the node that promised it may be well."""
 SAME_NODE_AGAIN = 1
@@ -142,19 +144,23 @@ class Attempts:
         failed = False
         while self._sources:
             address = self._sources.popleft()
-            patience = self._patience()
-            try:
-                link = await self._reach(address, patience)
-            except PdkvError as error:
-                refusal = self._theirs(error)
-                continue
-            reservation = await self._reserve(replace(self._best_ask(), peer=address))
-            self.retries += failed
-            pull = Pull(self._means.parts, self._wanted, reservation, link, patience, self._reach_page)
-            try:
-                return await self._pull(pull, link)
-            except PdkvError as error:
-                outcome = self._theirs(error)
+            with span(ATTEMPT, {"pdkv.prefill.address": address}) as told:
+                patience = self._patience()
+                try:
+                    link = await self._reach(address, patience)
+                except PdkvError as error:
+                    refusal = self._theirs(error)
+                    told.fail(error)
+                    continue
+                reservation = await self._reserve(replace(self._best_ask(), peer=address))
+                self.retries += failed
+                pull = Pull(self._means.parts, self._wanted, reservation, link, patience, self._reach_page)
+                try:
+                    return await self._pull(pull, link)
+                except PdkvError as error:
+                    outcome = self._theirs(error)
+                    told.fail(error)
+                told.note({"pdkv.accepted": pull.accepted})
             self._note(link, pull, outcome)
             failed = pull.accepted
             if failed:

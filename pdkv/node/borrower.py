@@ -30,6 +30,7 @@ from pdkv.node.flow import deadline, together
 from pdkv.node.intake import Due, Intake
 from pdkv.node.messages import PagesSealed
 from pdkv.node.peers import PeerBook, PeerState
+from pdkv.node.traced import transfer_told
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,12 @@ class Borrower:
         first, before = reservation.committed, due.count.pages
         try:
             peer = self._peers.intro(lent.peer)
-            async with deadline(lent.limit_s, f"reading what {lent.peer} lends"), together() as group:
-                intake = Intake(self._parts, peer, due, reservation, group, lent.limit_s)
-                for piece in pieces(lent.pages, first, lent.stop):
-                    intake.announce(piece)
-                await intake.finish()
+            with transfer_told(self._parts, lent.peer, due.count):
+                async with deadline(lent.limit_s, f"reading what {lent.peer} lends"), together() as group:
+                    intake = Intake(self._parts, peer, due, reservation, group, lent.limit_s)
+                    for piece in pieces(lent.pages, first, lent.stop):
+                        intake.announce(piece)
+                    await intake.finish()
         except OF_THIS_NODE:
             raise
         except PdkvError as error:

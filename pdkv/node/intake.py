@@ -67,16 +67,23 @@ class Busy:
     running: int = 0
     since_s: float = 0.0
     total_s: float = 0.0
+    began_s: float | None = None
+    """The beginning of the first one since this was None."""
+    ended_s: float = 0.0
+    """When the last one ended."""
 
     def enter(self, now_s: float) -> None:
         if not self.running:
             self.since_s = now_s
+        if self.began_s is None:
+            self.began_s = now_s
         self.running += 1
 
     def leave(self, now_s: float) -> None:
         self.running -= 1
         if not self.running:
             self.total_s += now_s - self.since_s
+            self.ended_s = now_s
 
 
 @dataclass(slots=True)

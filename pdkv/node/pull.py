@@ -23,6 +23,7 @@ from pdkv.node.intake import Intake, Wanted
 from pdkv.node.links import Link
 from pdkv.node.messages import Accepted, LeaseCall, PagesSealed, PrefillDone, PrefillRequest
 from pdkv.node.stages import Stage
+from pdkv.node.traced import transfer_told
 
 RENEWALS_PER_TTL = 6
 """A lease is renewed every sixth of its life, so that five lost renewals in a row don't end it."""
@@ -93,9 +94,15 @@ class Pull:
     async def run(self, request_id: RequestId) -> Brought:
         """Returns once every page is committed and both accounts are equal; `request_id` is what prefill is told."""
         prompt, parts = self._wanted.prompt, self._parts
+        with transfer_told(parts, self._link.intro.name, self._wanted.count):
+            brought = await self._brought(request_id)
+        require_admissible(brought.done, prompt, parts.contract, proved=parts.verifier.checks_digests)
+        return brought
+
+    async def _brought(self, request_id: RequestId) -> Brought:
         async with together() as group:
             intake = Intake(
-                parts,
+                self._parts,
                 self._link.intro,
                 self._wanted,
                 self._reservation,
@@ -109,7 +116,6 @@ class Pull:
             await intake.finish()
             for task in aside:
                 task.cancel()
-        require_admissible(brought.done, prompt, parts.contract, proved=parts.verifier.checks_digests)
         return brought
 
     async def farewell(self) -> None:

@@ -29,6 +29,10 @@ from pdkv.node.messages import (
 )
 from pdkv.node.peers import PeerBook
 from pdkv.node.stages import Stage
+from pdkv.tracing.span import Span, current
+
+LEASE = "pdkv.lease"
+"""From its grant to its end, which is often after that of the call that it was granted in."""
 
 
 class Source:
@@ -47,6 +51,8 @@ class Source:
         """Called when a lease has ended."""
         self._request_of: dict[LeaseId, RequestId] = {}
         """The request of each lease that lives and was granted to one."""
+        self._spans: dict[LeaseId, Span] = {}
+        """Of each lease that lives and was granted in a request that is traced."""
         self._added = asyncio.Event()
 
     async def connect(self, intro: NodeIntro) -> NodeIntro:
@@ -107,6 +113,8 @@ class Source:
         """Runs for the node's life: ends leases when they expire."""
         while True:
             for lease in self.leases.expire(_now()):
+                if told := self._spans.get(lease.lease_id):
+                    told.note({"pdkv.lease.expired": True})
                 self.let_go(lease.lease_id)
             next_s = self.leases.next_expiry_s
             self._added.clear()
@@ -119,6 +127,8 @@ class Source:
     def let_go(self, lease_id: LeaseId) -> None:
         """What a lease kept that has ended."""
         self._request_of.pop(lease_id, None)
+        if told := self._spans.pop(lease_id, None):
+            told.end()
         if task := self.computing.get(lease_id):
             task.cancel()
         self.parts.manager.drop_lease(lease_id)
@@ -150,6 +160,8 @@ class Source:
 
     def _grant(self, lease_id: LeaseId, owner: PeerName) -> None:
         self.leases.grant(lease_id, owner, self.ttl_s, _now())
+        if (within := current()).listening:
+            self._spans[lease_id] = within.child(LEASE, {"pdkv.peer": str(owner), "pdkv.lease.ttl_s": self.ttl_s})
         self.parts.transfer.expect_reads(peers_may=True)
         self._added.set()
 
