@@ -36,6 +36,7 @@ from pdkv.node.messages import (
     PrefillEvent,
     PrefillRequest,
 )
+from pdkv.node.page_queue import PageQueue
 from pdkv.node.peers import PeerBook
 from pdkv.node.prompt import Prompt, account_of, plan_prompt
 from pdkv.node.pull_back import PullBack
@@ -63,6 +64,9 @@ class PrefillSettings:
     """Most memory of one step's index scores; None: no limit."""
     leases_per_peer: int | None = None
     """Most leases of one decode node at once; None: as many as it asks for."""
+    pages_wait_s: float = 2.0
+    """Longest that a request waits for pages to be given back, before it is refused: shorter than a decode node waits
+    for a sign of life."""
     pull_back_s: float | None = 10.0
     """Longest that a request waits for pages that decode has, before what has not come is computed; None: no page is
     read from decode."""
@@ -95,7 +99,8 @@ class PrefillNode:
         self.backlog = Backlog()
         self._running: set[tuple[PeerName, RequestId]] = set()
         self._idle = Idle(lambda: len(self._running) + len(self.source.leases))
-        self.source.ended = self._idle.changed
+        self.queue = PageQueue(settings.pages_wait_s)
+        self.source.ended = self._ended
 
     async def connect(self, intro: NodeIntro) -> NodeIntro:
         """Compare contracts, learn the peer's memory, answer with this node's own introduction."""
@@ -135,10 +140,14 @@ class PrefillNode:
 
     def status(self) -> NodeStatus:
         status = self.peers.status(
-            "prefill", self.parts.manager, leases=len(self.source.leases), requests=len(self._running)
+            "prefill",
+            self.parts.manager,
+            leases=len(self.source.leases),
+            requests=len(self._running),
         )
         return replace(
             status,
+            queued=len(self.queue),
             workspace=self.workspace.plan(),
             draining=self.source.draining,
             held_leases=self.source.status(),
@@ -185,18 +194,25 @@ class PrefillNode:
         finally:
             self._running.discard(key)
             del self.source.computing[lease_id]
-            self._idle.changed()
+            self._ended()
+
+    def _ended(self) -> None:
+        """A request or a lease has, with what it held."""
+        self._idle.changed()
+        self.queue.changed()
 
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
         """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
         self.source.leases.require_room(request.envelope.sender)
         manager = self.parts.manager
-        reservation = manager.reserve(
-            prompt.hashes,
-            prompt.pages,
-            max_hit_pages=prompt.prefill_hit_pages,
-            drop_pages=prompt.drop_pages,
-            priority=request.priority,
+        reservation = await self.queue.take(
+            lambda: manager.reserve(
+                prompt.hashes,
+                prompt.pages,
+                max_hit_pages=prompt.prefill_hit_pages,
+                drop_pages=prompt.drop_pages,
+                priority=request.priority,
+            )
         )
         reservation.public = prompt.public
         try:
