@@ -6,8 +6,9 @@ has no part of it, and the parts of one that doesn't add up to its time to the f
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pdkv.ids import RequestId
@@ -60,11 +61,25 @@ class Timeline:
         marks = self._of.pop(request, None)
         if marks is None or Stage.ADMITTED not in marks.at_s:
             return {}
+        return dict(_parts(marks))
+
+    def so_far(self, request: RequestId) -> dict[str, float]:
+        """Seconds by stage of one that has not ended here, the stage that it is in among them."""
+        marks = self._of[request]
         parts: dict[str, float] = {}
         since_s = marks.began_s
-        for name, stage in zip(TTFT_STAGES, ENDS, strict=True):
-            # the last page may have arrived before prefill's last word: then nothing of the transfer was exposed
-            until_s = max(marks.at_s.get(stage, since_s), since_s)
-            parts[name] = until_s - since_s
-            since_s = until_s
+        for (name, seconds), stage in zip(_parts(marks), ENDS, strict=True):
+            if Stage.ADMITTED not in marks.at_s and marks.at_s.get(stage, -math.inf) < since_s:
+                return {**parts, name: self._clock() - since_s}
+            parts[name] = seconds
+            since_s += seconds
         return parts
+
+
+def _parts(marks: _Marks) -> Iterator[tuple[str, float]]:
+    since_s = marks.began_s
+    for name, stage in zip(TTFT_STAGES, ENDS, strict=True):
+        # the last page may have arrived before prefill's last word: then nothing of the transfer was exposed
+        until_s = max(marks.at_s.get(stage, since_s), since_s)
+        yield name, until_s - since_s
+        since_s = until_s

@@ -73,3 +73,23 @@ def test_a_second_request_of_an_id_is_nobodys_time() -> None:
     timeline = Timeline()
     assert timeline.begin(R)
     assert not timeline.begin(R)
+
+
+def test_a_request_that_runs_tells_how_far_it_is() -> None:
+    clock = Clock()
+    timeline = Timeline(clock)
+    timeline.begin(R)
+    clock.now_s = 101.0
+    assert timeline.so_far(R) == {"queue": 1.0}
+    for at_s, stage in WHOLE:
+        clock.now_s = 100.0 + at_s
+        timeline.hook(stage, R)
+        if stage is Stage.ARRIVED and at_s == 2.0:
+            clock.now_s = 103.5
+            assert timeline.so_far(R) == pytest.approx({"queue": 1.0, "prefill": 2.5})
+        elif stage is Stage.PREFILLED:
+            clock.now_s = 104.25
+            assert timeline.so_far(R) == pytest.approx({"queue": 1.0, "prefill": 3.0, "exposed_transfer": 0.25})
+    so_far = timeline.so_far(R)
+    assert so_far == timeline.end(R)
+    assert tuple(so_far) == TTFT_STAGES
