@@ -1,9 +1,10 @@
 """A decode node's way to pages that any other node has: asks its sources, and borrows from the one that has most.
 
 Guarantees: a source is asked only while it is known to be there, for `locate_s` at most, and all at once; what none of
-them answers in time costs nothing else. Pages are borrowed only where that brings more of the prompt than this node has
-and than the prefill node has that it turns to; a loan is over before its lease ends, so nothing renews it; while one
-lasts nobody waits for pages of this node, or two that lend to each other could wait for each other's.
+them answers in time costs nothing else, and who doesn't is proved before it is asked again. Pages are borrowed only
+where that brings more of the prompt than this node has and than the prefill node has that it turns to; a loan is over
+before its lease ends, so nothing renews it; while one lasts nobody waits for pages of this node, or two that lend to
+each other could wait for each other's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
-from pdkv.errors import PdkvError
+from pdkv.errors import DeadlineExceeded, PdkvError
 from pdkv.ids import PageHashes
 from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
@@ -61,10 +62,12 @@ class Borrowing:
             return None
         asked = {begin(self._located(link, wanted)): link for link in (*links, *([prefill] if prefill else []))}
         try:
-            await asyncio.wait(asked, timeout=self._limits.locate_s)
+            _, late = await asyncio.wait(asked, timeout=self._limits.locate_s)
         finally:
             for task in asked:
                 task.cancel()
+        for link in {asked[task] for task in late}.difference([prefill]):
+            self.borrower.failed(link.intro.name, _late(self._limits.locate_s), f"{wanted.request_id}: pages")
         found = {link: task.result() for task, link in asked.items() if task.done() and not task.cancelled()}
         least = max(have, found.pop(prefill, 0) if prefill else 0)
         best = max(found, key=lambda link: found[link], default=None)
@@ -129,6 +132,10 @@ class Borrowing:
 def usable(prompt: Prompt, pages: int) -> int:
     """Of so many first pages of the prompt, what a decode node may hit."""
     return max(min(pages, prompt.decode_hit_pages) - prompt.drop_pages, 0)
+
+
+def _late(seconds: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"locate did not end within {seconds:.3g} s", what="locate", seconds=seconds)
 
 
 def _askable(prompt: Prompt) -> PageHashes:

@@ -96,6 +96,8 @@ def test_a_source_that_does_not_answer_in_time_is_not_waited_for() -> None:
         trio.at.locate = silent
         done = await asked(trio, turn)
         assert done.shipment.pages_borrowed == 0
+        assert trio.second.status().borrow_failures == {"DeadlineExceeded": 1}
+        assert trio.second.peers.states[trio.lender.parts.name] is PeerState.SUSPECT
         await turns()
         await trio.rested()
 

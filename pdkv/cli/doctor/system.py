@@ -116,7 +116,10 @@ def pool(needs: Needs, memory: Memory) -> Finding:
 def _short_of_disk(needs: Needs) -> str:
     path = Path(needs.memory_path)
     have = path.stat().st_size if path.exists() else 0
-    disk = os.statvfs(path if path.exists() else path.parent)
+    try:
+        disk = os.statvfs(path if path.exists() else path.parent)
+    except OSError as error:
+        return f"{path} can't be had: {error.strerror}"
     free = disk.f_bavail * disk.f_frsize
     short = needs.pool_bytes - have > free
     return f"its file system has {size(free)} free" if short else ""

@@ -112,6 +112,8 @@ def test_a_file_needs_its_file_system(tmp_path: Path) -> None:
     assert system.pool(needs(memory="file", memory_path=inside), memory()).level is OK
     found = system.pool(needs(memory="file", memory_path=inside, pages=1 << 40), memory())
     assert (found.level, "its file system has" in found.found) == (FAIL, True)
+    found = system.pool(needs(memory="file", memory_path="/nowhere/at/all"), memory())
+    assert (found.level, "/nowhere/at/all can't be had: No such file" in found.found) == (FAIL, True)
 
 
 def test_where_things_are_bound(tmp_path: Path) -> None:
