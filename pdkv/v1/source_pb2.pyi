@@ -103,7 +103,7 @@ class Loan(_message.Message):
     def envelope(self) -> _common_pb2.Envelope: ...
     @_builtins.property
     def lease(self) -> _prefill_pb2.Accepted:
-        """It is never renewed."""
+        """Over before it ends, so a borrower doesn't renew it."""
 
     @_builtins.property
     def pages(self) -> _prefill_pb2.PagesSealed: ...
