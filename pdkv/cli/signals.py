@@ -1,15 +1,23 @@
-"""What SIGTERM and SIGINT do where nobody handles them.
+"""What SIGTERM and SIGINT do.
 
-Guarantees: they end the process at once, also as process 1 of a container, for which the kernel does nothing by itself.
+Guarantees: where nobody handles them they end the process at once, also as process 1 of a container, for which the
+kernel does nothing by itself; a long command that has started processes ends by either in order, without a traceback.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 FIRST_PROCESS = 1
+INTERRUPTED = 130
 
 
 def end_at_once(number: signal.Signals) -> None:
@@ -19,3 +27,25 @@ def end_at_once(number: signal.Signals) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, and SIGTERM is what Ctrl-C is: both let `work` clean up. Raises `SystemExit` (130) then."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        print("pdkv: interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """A process that is started in the body doesn't hear Ctrl-C: whoever started it ends it. In the main thread."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

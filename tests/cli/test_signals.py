@@ -1,4 +1,4 @@
-"""A signal nobody handles ends the process: by the kernel, or by itself where the kernel wouldn't."""
+"""What signals do: where nobody handles them, where a command cleans up, and to children that shouldn't hear them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+from pdkv.cli.signals import INTERRUPTED
 
 PROCESS = """
 import os, signal, sys
@@ -22,3 +24,41 @@ signal.pause()
 @pytest.mark.parametrize(("which", "status"), [("first", 128 + signal.SIGTERM), ("other", -signal.SIGTERM)])
 def test_it_ends(which: str, status: int) -> None:
     assert subprocess.run([sys.executable, "-c", PROCESS, which], timeout=60).returncode == status
+
+
+WORK = """
+import asyncio, os, signal, sys
+from pdkv.cli.signals import run
+async def work():
+    try:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        await asyncio.Event().wait()
+    finally:
+        print("cleaned up")
+run(work())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_long_command_cleans_up_and_says_so_without_a_traceback(name: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", WORK, name], timeout=60, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "cleaned up\n", "pdkv: interrupted\n")
+
+
+CHILD = """
+import os, signal, subprocess, sys
+from contextlib import nullcontext
+from pdkv.cli.signals import deaf_children
+with deaf_children() if sys.argv[1] == "deaf" else nullcontext():
+    child = subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT); print(1)"])
+print(child.wait(60), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_child_is_deaf_to_ctrl_c_and_its_parent_is_not() -> None:
+    def ended(how: str) -> str:
+        line = [sys.executable, "-c", CHILD, how]
+        return subprocess.run(line, timeout=60, capture_output=True, text=True).stdout
+
+    assert ended("deaf") == "1\n0 True\n"
+    assert ended("hearing") == f"{-signal.SIGINT} True\n"

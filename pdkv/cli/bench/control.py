@@ -5,13 +5,14 @@ Guarantees: two processes, gRPC and NIXL as in serving; exit code 0 once it was 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pdkv.cli.signals import run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +49,7 @@ def control(
     from pdkv.cli.bench.control_run import Case
 
     case = Case(tokens, in_flight)
-    costs = asyncio.run(measured([case], chunk_tokens, token_us, repetitions, scattered=scattered))
+    costs = run(measured([case], chunk_tokens, token_us, repetitions, scattered=scattered))
     if json_wanted:
         print(json.dumps(as_dict(costs[0])))
     else:

@@ -6,10 +6,8 @@ one object on stdout and everything else on stderr; no process is left behind, a
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 from pdkv.cli.bench.cases import Case, Fitted, fit
 from pdkv.cli.bench.transfer_options import TransferOptions
 from pdkv.cli.client import options_command
+from pdkv.cli.signals import run
 from pdkv.errors import ConfigError, MissingDependency
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pdkv.rpc.security import Security
 
 WRONG = 1
-INTERRUPTED = 130
 NEEDED = ("torch", "nixl")
 WIDE = 160
 HUGE_SHARE = 0.9
@@ -70,11 +68,7 @@ def run_transfer(options: TransferOptions) -> None:
 
     fitted = _fitting(options)
     plot = Plot(Path(options.plot)) if options.plot else None
-    try:
-        sweep = asyncio.run(_shown(options, security, fitted))
-    except KeyboardInterrupt:
-        print("pdkv: interrupted", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+    sweep = run(_shown(options, security, fitted))
     _told(options, sweep, fitted, plot)
     if any(row.wrong for row in sweep.rows):
         raise SystemExit(WRONG)

@@ -112,6 +112,8 @@ class TransferOptions(ClientOptions):
             raise ConfigError("raw_source", self.raw_source, "only with --role sink")
         if self.raw_bind and self.role != "source":
             raise ConfigError("raw_bind", self.raw_bind, "only with --role source")
+        if self.csv and not Path(self.csv).parent.is_dir():
+            raise ConfigError("csv", self.csv, "a file in a folder that exists")
 
     def secured(self) -> Security:
         """As a node of this name. Raises `ConfigError`."""

@@ -17,12 +17,14 @@ import signal
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pdkv.cli.signals import deaf_children
 from pdkv.errors import PdkvError, PeerLost, RemoteError
 from pdkv.rpc.security import Security
 
@@ -120,6 +122,8 @@ class Workers:
         self._logs = tempfile.TemporaryDirectory(prefix="pdkv-bench-")
 
     async def __aenter__(self) -> Self:
+        with deaf_children():
+            forkserver.ensure_running()
         return self
 
     async def __aexit__(

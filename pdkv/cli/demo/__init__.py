@@ -5,14 +5,13 @@ Guarantees: exit code 0 only if every check held; one JSON object on stdout with
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdkv.cli.signals import run
 from pdkv.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -38,11 +37,7 @@ def demo(
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "the demo", extra="reference")
-    try:
-        report = asyncio.run(_shown(requests, to_stderr=json_wanted))
-    except KeyboardInterrupt:
-        print("pdkv: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    report = run(_shown(requests, to_stderr=json_wanted))
     if json_wanted:
         print(json.dumps(report.as_dict()))
     if not report.ok:

@@ -6,14 +6,13 @@ Guarantees: exit code 0 only if no answer was wrong, none hung and no page leake
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdkv.cli.signals import run
 from pdkv.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -52,11 +51,7 @@ def soak(
     from pdkv.cli.soak.run import SoakSettings
 
     settings = SoakSettings(60 * minutes, seed, clients, pool_pages, kill_every_s)
-    try:
-        report = asyncio.run(_shown(settings, to_stderr=json_wanted))
-    except KeyboardInterrupt:
-        print("pdkv: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    report = run(_shown(settings, to_stderr=json_wanted))
     if json_wanted:
         print(json.dumps(report.as_dict()))
     if not report.ok:

@@ -16,6 +16,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from pdkv.cli.demo.fleet import START_DEADLINE_S, STOP_DEADLINE_S, command
+from pdkv.cli.signals import deaf_children
 from pdkv.errors import DeadlineExceeded, PeerLost
 from pdkv.node.flow import deadline
 
@@ -88,6 +90,8 @@ class Nursery:
         self._pumps: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        with deaf_children():
+            forkserver.ensure_running()
         return self
 
     async def __aexit__(

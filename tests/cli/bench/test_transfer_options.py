@@ -86,6 +86,7 @@ def test_baselines_are_those_that_there_are() -> None:
         {"connect": "a:1"},
         {"raw_source": "a:1"},
         {"role": "sink", "connect": "a:1", "raw_bind": "a:1"},
+        {"csv": "/nowhere/rows.csv"},
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
