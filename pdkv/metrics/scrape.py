@@ -11,14 +11,14 @@ import logging
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from prometheus_client import start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from pdkv.errors import ConfigError
 from pdkv.metrics import names
 from pdkv.metrics.names import Metrics
+from pdkv.metrics.port import serving
 from pdkv.node.messages import NodeStatus
 from pdkv.node.routing import RouterStatus
 from pdkv.router.registry import UP
@@ -106,16 +106,12 @@ def exported(metrics: Metrics, families: Callable[[], Iterable[Metric]], bind: s
     """
     host, _, port = bind.rpartition(":")
     metrics.registry.register(StatusCollector(asyncio.get_running_loop(), families))
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]"), metrics.registry)
-    except OSError as error:
-        raise ConfigError("metrics_bind", bind, f"a free address of this machine ({error})") from error
-    try:
-        yield int(server.server_address[1])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ExitStack() as held:
+        try:
+            taken = held.enter_context(serving(metrics.registry, host.strip("[]"), int(port)))
+        except OSError as error:
+            raise ConfigError("metrics_bind", bind, f"a free address of this machine ({error})") from error
+        yield taken
 
 
 def _gauge(metric: tuple[str, str, str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
