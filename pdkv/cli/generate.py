@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdkv.cli.client import ClientOptions, options_command
+from pdkv.cli.tracing import traced
 from pdkv.errors import ConfigError, PeerLost
+from pdkv.tracing.span import begun, trace_of
 
 if TYPE_CHECKING:
     from pdkv.ids import UInt32Array
@@ -75,6 +77,14 @@ class GenerateOptions(ClientOptions):
         typer.Option(metavar="SECONDS", help="Wait first until the node or router says SERVING, so long at most."),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="One JSON object at the end, with the account.")] = False
+    trace_endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Begin a trace, and send its span there over OTLP/gRPC, such as http://collector:4317. Without it as"
+            " OpenTelemetry's own variables say, or none.",
+        ),
+    ] = ""
 
     @property
     def address(self) -> str:
@@ -100,7 +110,8 @@ def run_generate(options: GenerateOptions) -> None:
     security = options.security()
     request = _request(options.prompt, _sampling(options.sample, options.max_tokens), options.priority)
     try:
-        asyncio.run(_generate(options, security, replace(request, on_failure=policy)))
+        with traced(options.trace_endpoint, 1.0, service="pdkv-generate", instance=request.request_id):
+            asyncio.run(_generate(options, security, replace(request, on_failure=policy)))
     except KeyboardInterrupt:
         print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -181,20 +192,24 @@ async def _generate(options: GenerateOptions, security: Security, request: Gener
     tokens: list[int] = []
     done: GenerateDone | None = None
     try:
-        async with aclosing(service.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, GenerateDone):
-                    done = event
-                else:
-                    tokens.append(event.token)
-                    if not options.json:
-                        sys.stdout.write(_shown(event.token))
-                        sys.stdout.flush()
+        with begun("pdkv.generate") as span:
+            trace = trace_of(span)
+            async with aclosing(service.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, GenerateDone):
+                        done = event
+                    else:
+                        tokens.append(event.token)
+                        if not options.json:
+                            sys.stdout.write(_shown(event.token))
+                            sys.stdout.flush()
     finally:
         await directory.close()
     if done is None:
         raise PeerLost("the stream ended without a last word", address=options.address)
     _say(tokens, done) if not options.json else print(json.dumps(_object(tokens, done)))
+    if trace:
+        print(f"trace {trace}", file=sys.stderr)
 
 
 def _shown(token: int) -> str:

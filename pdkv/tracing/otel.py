@@ -64,16 +64,14 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 class OtelSpan:
     """`Span` by OpenTelemetry's."""
 
-    __slots__ = ("_context", "_span", "_tracer")
+    __slots__ = ("_context", "_span", "_tracer", "listening")
 
     def __init__(self, tracer: OtherTracer, span: OtherSpan) -> None:
         self._tracer = tracer
         self._span = span
         self._context = set_span_in_context(span, Context())
-
-    @property
-    def listening(self) -> bool:
-        return self._span.is_recording()
+        self.listening = span.get_span_context().trace_flags.sampled
+        """Also once it has ended: what is left to do then, such as releasing a lease, has it as its parent."""
 
     @property
     def headers(self) -> Headers:

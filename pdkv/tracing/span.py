@@ -4,7 +4,7 @@ Guarantees: in a process without a tracer, and of a request that nobody traces, 
 a span ends once, with the error that it was left by; nothing here raises, waits or does I/O. The current span is that
 of the task, and of the tasks that it makes: nobody hands spans on.
 
-An attribute is a number, a name or an address: never a token, a prompt's text, or what a client chose freely.
+An attribute is a number, a name, an address or the id of a request: never a token or the text of a prompt.
 """
 
 from __future__ import annotations
@@ -114,6 +114,19 @@ def span(name: str, attributes: Attributes = NOTHING) -> AbstractContextManager[
     if not parent.listening:
         return nullcontext(parent)
     return within(parent.child(name, attributes))
+
+
+@contextmanager
+def begun(name: str) -> Iterator[Span]:
+    """The first span of a new trace, if this process traces; the current one inside the body, and ends with it."""
+    made = tracer()
+    with within(SILENT if made is None else made.begin(name, {}, "internal", root=True)) as span:
+        yield span
+
+
+def trace_of(span: Span) -> str:
+    """The id of its trace, 32 hex digits; "" of one that nobody keeps."""
+    return dict(span.headers)["traceparent"].split("-")[1] if span.listening else ""
 
 
 @contextmanager

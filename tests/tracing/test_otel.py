@@ -36,12 +36,13 @@ def test_a_trace_arrives_with_all_that_was_told() -> None:
             child.fail(PeerLost("gone", address="p0:1", secret="a prompt"))
             child.end()
             root.end()
+            root.child("late").end()
         spans = {span.name: span for span in receiver.spans}
-    assert set(spans) == {"root", "child", "past"}
+    assert set(spans) == {"root", "child", "past", "late"}
     assert {(span.service, span.instance) for span in spans.values()} == {("pdkv-test", "t0")}
     assert len({span.trace for span in spans.values()}) == 1
     assert spans["root"].parent == b""
-    assert spans["child"].parent == spans["root"].id
+    assert spans["child"].parent == spans["late"].parent == spans["root"].id
     assert spans["past"].parent == spans["child"].id
     assert spans["child"].within(spans["root"])
     assert [spans[name].kind for name in ("root", "child", "past")] == [2, 3, 1]
