@@ -321,6 +321,15 @@ class RouterConfig(ServiceConfig):
     """Decode nodes to send requests to."""
     on_failure: Literal["fail", "retry", "recompute"] | None = None
     """For requests that don't say: see decode; none: each decode node's own."""
+    policy: Literal["prefix", "round-robin"] = "prefix"
+    """How nodes are chosen: prefill by where most of the prompt is cached and how much it has to compute before, decode
+    by free pages; or all in turn."""
+    locate_s: Seconds = 0.1
+    """Longest that a request waits for nodes to say what they have of its prompt."""
+    running_limit: Annotated[int, Field(ge=1)] = 512
+    """Most requests that are given to nodes at once."""
+    waiting_limit: Count = 512
+    """Most requests that wait for that, in the order in which they came; one more is refused."""
 
 
 ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RankConfig, RouterConfig)

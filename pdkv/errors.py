@@ -155,6 +155,10 @@ class LimitReached(CapacityError):
     """One peer has as many calls or leases at once as one peer may have: names the limit and the peer."""
 
 
+class RouterFull(CapacityError):
+    """A router runs as many requests, and has as many that wait, as it may: names both limits and when to come again."""
+
+
 # --- the data path ----------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RouterConfig, S
 
 if TYPE_CHECKING:
     from pdkv.node.keeper import KeeperSettings
+    from pdkv.router.service import RouterSettings
     from pdkv.rpc.transport import Endpoint
 
 
@@ -142,7 +143,8 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             registry = Registry(config.prefill_addresses, config.decode_addresses)
             policy = FailurePolicy(config.on_failure) if config.on_failure else None
             readiness = Readiness()
-            router, watch = MeteredRouter(registry, directory, policy), Watch(registry, directory, readiness)
+            router = MeteredRouter(registry, directory, _routing(config))
+            watch = Watch(registry, directory, readiness)
             control = Control(readiness, router.drain)
             services = Services(router=router, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
@@ -154,6 +156,20 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             await directory.close()
 
     run_service(config, serve, options)
+
+
+def _routing(config: RouterConfig) -> RouterSettings:
+    from pdkv.node.messages import FailurePolicy
+    from pdkv.router.policy import Policy
+    from pdkv.router.service import RouterSettings
+
+    return RouterSettings(
+        FailurePolicy(config.on_failure) if config.on_failure else None,
+        Policy(config.policy),
+        config.locate_s,
+        config.running_limit,
+        config.waiting_limit,
+    )
 
 
 def _keeping(config: NodeConfig) -> KeeperSettings:
@@ -191,7 +207,9 @@ decode = config_command(
 router = config_command(
     RouterConfig,
     run_router,
-    doc="""Serve as a **router**: give each request a prefill and a decode node, in turn.
+    doc="""Serve as a **router**: give each request a prefill and a decode node.
+
+    Prefill goes where most of the prompt is cached, and by load; decode where there is room.
 
     Example:
 

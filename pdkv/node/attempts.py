@@ -100,6 +100,8 @@ class Attempts:
         self.borrowed = 0
         """Pages that came from another node than prefill."""
         self.recomputed_tokens = 0
+        self.brought_by = ""
+        """Address of the prefill node that brought the prompt to its end."""
 
     async def run(self) -> Brought:
         """Raises the last failure if nobody brings it, and what is this node's own: no room, a broken engine."""
@@ -182,6 +184,7 @@ class Attempts:
             if pull.accepted:
                 self._means.say_farewell(self._farewell(pull, link))
         self._means.peers.mark(link.intro.name, PeerState.READY)
+        self.brought_by = link.address
         return brought
 
     async def _farewell(self, pull: Pull, link: Link) -> None:
@@ -309,6 +312,7 @@ class Attempts:
             ttft_s=now_s - began_s,
             pages_pulled_back=done.pages_pulled_back,
             pages_borrowed=self.borrowed,
+            prefill_address=self.brought_by,
         )
 
 

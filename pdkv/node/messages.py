@@ -262,6 +262,8 @@ class Shipment:
     """The other way: pages that prefill read from this node instead of computing them."""
     pages_borrowed: int = 0
     """Of those shipped, the ones that another node than prefill had."""
+    prefill_address: str = ""
+    """Of the prefill node that brought the prompt to its end; empty: it was computed on decode."""
 
 
 @dataclass(frozen=True, slots=True)

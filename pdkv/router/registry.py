@@ -19,6 +19,8 @@ from pdkv.contract import Contract
 from pdkv.errors import ConfigError, PdkvError
 from pdkv.ids import PeerName
 from pdkv.node.messages import NodeStatus
+from pdkv.node.routing import RoutedNode
+from pdkv.router.load import Load
 
 UP = "up"
 LEAST_RETRY_S = 1.0
@@ -36,6 +38,8 @@ class Kind:
 
     contract: Contract
     """Without what may differ from node to node."""
+    fingerprint: bytes
+    """The contract's: where it is equal, prompts have the same pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +70,14 @@ class Node:
     answers: bool = False
     """It did when it was asked for its status last, and didn't say that it can't serve."""
     trial: Trial | None = None
+    load: Load = field(default_factory=Load)
+
+    def routed(self) -> RoutedNode:
+        """As it is weighed."""
+        load = self.load
+        return RoutedNode(
+            self.role, load.requests, load.waiting_tokens, load.available_pages, load.total_pages, load.trust
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,8 @@ class Registry:
         """Another one whenever a node has joined or left."""
         self.left: Callable[[Node], None] = lambda node: None
         """Called with a node that has left."""
-        self.failed: Callable[[], None] = lambda: None
-        """Called when a request has failed on a node."""
+        self.look: Callable[[], None] = lambda: None
+        """Called when a node is to be looked at at once."""
         for role, addresses in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             self.replace(role, addresses)
 
@@ -162,16 +174,25 @@ class Registry:
         if node.trial is not None:
             node.trial.failed[node] = error
         self._decide(node)
-        self.failed()
+        self.look()
 
     def unheard(self, node: Node, error: PdkvError) -> None:
         """It doesn't say how it is."""
         self._pass_over(node, f"{error.kind}: {error}")
 
+    def stranger(self, node: Node) -> None:
+        """It is in another life than was known: what it is, is asked for at once."""
+        node.looked_s = float("-inf")
+        self.look()
+
     def learn(self, node: Node, status: NodeStatus) -> None:
         """What it said of itself. One that says that it can serve is tried again, a new life at once."""
         again = node.name is not None and node.name != status.name
         node.name, node.kind = status.name, self._kind(status.contract)
+        node.load.total_pages = status.pages.get("total", 0)
+        node.load.said(status)
+        if again:
+            node.load.born()
         if status.draining or status.unready:
             self._pass_over(node, "draining" if status.draining else f"unready: {status.unready}")
         elif node.down:
@@ -195,7 +216,10 @@ class Registry:
     def _kind(self, contract: Contract) -> Kind:
         informative: dict[str, Any] = {f.name: "" for f in fields(contract) if f.metadata["rule"] == "informative"}
         rules = replace(contract, **informative)
-        return self._kinds.setdefault(rules, Kind(rules))
+        kind = self._kinds.get(rules)
+        if kind is None:
+            kind = self._kinds[rules] = Kind(rules, rules.fingerprint)
+        return kind
 
     def _pass_over(self, node: Node, why: str) -> None:
         node.down = why

@@ -1,10 +1,10 @@
 """The router: picks a pair of nodes for a request and passes the token stream on.
 
-Guarantees: a request that a pair refuses, or can't be reached for, *before it was taken on* goes to another pair, each
-at most once and within the request's remaining time, as long as there is one that may serve it; what a prefill node
-took on and failed is the decode node's to mend, by the request's policy, and it is told of others for that;
-after the first token nothing is asked twice; a node that was down is tried by one request, for which the others wait if
-they have nowhere else to go; closing the stream closes the one behind it.
+Guarantees: no more requests run, or wait, than may; a request that a pair refuses, or can't be reached for, *before it
+was taken on* goes to another pair, each at most once and within the request's remaining time, as long as there is one
+that may serve it; what a prefill node took on and failed is the decode node's to mend, by the request's policy, and it
+is told of others for that; after the first token nothing is asked twice; a node that was down is tried by one request,
+for which the others wait if they have nowhere else to go; closing the stream closes the one behind it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -32,12 +33,16 @@ from pdkv.errors import (
     WrongIncarnation,
 )
 from pdkv.node.flow import Idle
-from pdkv.node.messages import FailurePolicy, GenerateEvent, GenerateRequest
+from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateEvent, GenerateRequest
 from pdkv.node.routing import RouterStatus
+from pdkv.router.asking import LIMIT_S, Asking
+from pdkv.router.load import computed, given
+from pdkv.router.lobby import Lobby
 from pdkv.router.pairing import Pairing
-from pdkv.router.policy import RoundRobin
+from pdkv.router.policy import Policy, Turns
 from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial
 from pdkv.router.watch import NodeDirectory
+from pdkv.router.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +60,30 @@ ALTERNATES = 2
 """Other prefill nodes that a decode node is told of."""
 
 
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    on_failure: FailurePolicy | None = None
+    """For requests that name no policy; None: each decode node's own."""
+    policy: Policy = Policy.PREFIX
+    locate_s: float = LIMIT_S
+    """Longest that a request waits for what nodes say of it."""
+    running_limit: int = 512
+    """Most requests that run at once."""
+    waiting_limit: int = 512
+    """Most that wait for that."""
+
+
 class Router:
     """Has `generate` and `status`, as a decode node does."""
 
-    def __init__(self, registry: Registry, nodes: NodeDirectory, on_failure: FailurePolicy | None = None) -> None:
-        """`on_failure` is for requests that name no policy; None: each decode node's own."""
+    def __init__(self, registry: Registry, nodes: NodeDirectory, settings: RouterSettings | None = None) -> None:
         self._registry = registry
-        self._on_failure = on_failure
+        self._settings = settings or RouterSettings()
         self._pairing = Pairing(registry)
-        self._policy = RoundRobin(registry, self._pairing)
+        self._turns = Turns(registry, self._pairing)
+        self._asking = Asking(registry, nodes, self._settings.locate_s)
+        self._lobby = Lobby(self._settings.running_limit, self._settings.waiting_limit, registry.now)
+        self._choices: Counter[str] = Counter()
         self._nodes = nodes
         self._requests = 0
         self._idle = Idle(lambda: self._requests)
@@ -80,19 +100,32 @@ class Router:
             for node in self._registry
             if node.kind is not None
         }
-        return RouterStatus(prefill, decode, self._requests, contents, self._pairing.status())
+        return RouterStatus(
+            prefill,
+            decode,
+            self._requests,
+            contents,
+            self._pairing.status(),
+            waiting=self._lobby.waiting,
+            policy=self._settings.policy,
+            nodes={node.address: node.routed() for node in self._registry},
+            choices=dict(self._choices),
+            estimates=dict(self._asking.counts),
+            choosing_s=self._asking.waited_s,
+        )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """The stream of the first pair that takes the request. Raises the last refusal if none does, and
+        """The stream of the first pair that takes the request. Raises the last refusal if none does, `RouterFull`, and
         `ProtocolError` if the request names a prefill node: that is the router's to choose."""
         for field_ in ("prefill_address", "prefill_alternates"):
             if getattr(request, field_):
                 raise ProtocolError(f"{field_} is the router's to set", field=field_)
         if self.draining:
             raise Draining("this router is draining")
+        ends_s = asyncio.get_running_loop().time() + request.remaining_s
         self._requests += 1
         try:
-            async with aclosing(self._routed(request)) as events:
+            async with self._lobby.place(request.remaining_s), aclosing(self._routed(request, ends_s)) as events:
                 async for event in events:
                     yield event
         finally:
@@ -104,41 +137,56 @@ class Router:
         self.draining = True
         await self._idle.wait()
 
-    async def _routed(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    async def _routed(self, request: GenerateRequest, ends_s: float) -> AsyncGenerator[GenerateEvent, None]:
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + request.remaining_s
         refusals = _Refusals()
-        while pair := self._policy.pick(refusals.cover):
+        weights = await self._weights(request)
+        while pair := self._turns.pick(refusals.cover, weights):
             remaining_s = ends_s - loop.time()
             if remaining_s <= 0:
                 words = f"no pair of nodes took request {request.request_id} within {request.remaining_s:.3g} s"
                 raise DeadlineExceeded(words, request=request.request_id, last=refusals.last)
             if await self._tried_by_others(pair, refusals, remaining_s):
                 continue
-            others = self._alternates(pair)
+            route = _Route(pair, self._alternates(pair, weights), weights or Weights(request))
             asked = dataclasses.replace(
                 request,
                 prefill_address=pair.prefill.address,
-                prefill_alternates=tuple(node.address for node in others),
+                prefill_alternates=tuple(node.address for node in route.others),
                 remaining_s=remaining_s,
-                on_failure=request.on_failure or self._on_failure,
+                on_failure=request.on_failure or self._settings.on_failure,
             )
-            started = False
+            self._choices[route.reason(weights)] += 1
             with self._registry.trying(pair):
                 try:
-                    async with aclosing(self._nodes.decode(pair.decode.address).generate(asked)) as events:
+                    async with aclosing(self._followed(route, asked)) as events:
                         async for event in events:
-                            if not started:
-                                started = True
-                                self._came_through(pair, others)
                             yield event
                     return
                 except REROUTED as error:
-                    self._note(pair, others, error, refusals)
-                    if started or isinstance(error, FINAL) or "accepted_by" in error.fields:
+                    self._note(pair, route.others, error, refusals)
+                    if route.started or isinstance(error, FINAL) or "accepted_by" in error.fields:
                         raise
                     log.warning("%s: %s: %s; trying another pair", pair, error.kind, error)
-        raise refusals.last or self._nobody()
+        raise self._last_word(refusals)
+
+    async def _weights(self, request: GenerateRequest) -> Weights | None:
+        """None: in turn."""
+        return await self._asking.weights(request) if self._settings.policy is Policy.PREFIX else None
+
+    async def _followed(self, route: _Route, asked: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """The pair's stream, and what it tells of the pair."""
+        pair = route.pair
+        with given(route.weights.given(pair), pair.prefill.load, pair.decode.load) as share:
+            async with aclosing(self._nodes.decode(pair.decode.address).generate(asked)) as events:
+                async for event in events:
+                    if not route.started:
+                        route.started = True
+                        computed(share, pair.prefill.load)
+                        self._came_through(pair, route.others)
+                    if isinstance(event, GenerateDone):
+                        self._asking.ended(pair, route.weights, event)
+                    yield event
 
     async def _tried_by_others(self, pair: Pair, refusals: _Refusals, remaining_s: float) -> bool:
         """A node of the pair is on trial: wait for how that goes, once. What failed for one has failed for all."""
@@ -155,11 +203,11 @@ class Router:
                 refusals.last = error
         return bool(trials)
 
-    def _alternates(self, pair: Pair) -> list[Node]:
+    def _alternates(self, pair: Pair, weights: Weights | None) -> list[Node]:
         """None where it must show whether these two serve: one is down, or hasn't said what it is."""
         if any(node.down or node.kind is None for node in pair.nodes):
             return []
-        return self._policy.alternates(pair, ALTERNATES)
+        return self._turns.alternates(pair, ALTERNATES, weights)
 
     def _came_through(self, pair: Pair, others: Sequence[Node]) -> None:
         self._registry.mark_up(pair.decode)
@@ -180,6 +228,13 @@ class Router:
             if prefill is not None:
                 self._pairing.failed(Pair(prefill, pair.decode), error)
 
+    def _last_word(self, refusals: _Refusals) -> PdkvError:
+        """Why nobody took the request; with the time after which to come again, if that is for want of room."""
+        error = refusals.last or self._nobody()
+        if isinstance(error, CapacityError):
+            error.fields = {**error.fields, "retry_after_s": f"{self._lobby.again_s:.3g}"}
+        return error
+
     def _nobody(self) -> PdkvError:
         """Why there was no pair to try at all."""
         for prefill in self._registry.nodes(Role.PREFILL):
@@ -191,6 +246,23 @@ class Router:
     def _left(self, node: Node) -> None:
         self._pairing.left(node)
         self._nodes.drop(node.address)
+
+
+@dataclass(slots=True)
+class _Route:
+    """A request on its way over one pair."""
+
+    pair: Pair
+    others: list[Node]
+    weights: Weights
+    started: bool = False
+    """A first token has come."""
+
+    def reason(self, weights: Weights | None) -> str:
+        """What it was chosen by."""
+        if weights is None:
+            return "turn"
+        return "prefix" if weights.cached.get(self.pair.prefill) else "load"
 
 
 @dataclass(slots=True)

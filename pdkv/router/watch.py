@@ -15,6 +15,7 @@ from pdkv.node.messages import NodeStatus
 from pdkv.node.ports import DecodeService
 from pdkv.node.readiness import Readiness
 from pdkv.node.rounds import Rounds
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.router.registry import Node, Registry, Role
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class Stated(Protocol):
     """Whoever says how it is."""
 
     async def status(self) -> NodeStatus: ...
+    async def estimate(self, call: EstimateCall) -> Estimate: ...
 
 
 class StatedDecode(DecodeService, Stated, Protocol):
@@ -56,7 +58,7 @@ class Watch(Rounds[Node]):
         self._every_s = every_s
         self._readiness = readiness or Readiness()
         self._say()
-        registry.failed = self.changed.set
+        registry.look = self.changed.set
 
     def due(self) -> Mapping[Node, float]:
         return {

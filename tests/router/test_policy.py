@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pdkv.errors import ContractMismatch, PeerLost
 from pdkv.router.pairing import Pairing
-from pdkv.router.policy import RoundRobin
+from pdkv.router.policy import Turns
 from pdkv.router.registry import Pair, Registry, Role
 from tests.router.fleet import Clock, learn, node, pair, registry
 
@@ -18,11 +18,11 @@ def nothing(pair: Pair) -> bool:
     return False
 
 
-def policy(nodes: Registry) -> RoundRobin:
-    return RoundRobin(nodes, Pairing(nodes))
+def policy(nodes: Registry) -> Turns:
+    return Turns(nodes, Pairing(nodes))
 
 
-def picked(policy: RoundRobin, times: int) -> list[str]:
+def picked(policy: Turns, times: int) -> list[str]:
     return [str(policy.pick(nothing)) for _ in range(times)]
 
 
@@ -77,7 +77,7 @@ def test_nodes_that_are_down_come_last_and_those_on_trial_after_them() -> None:
 def test_a_pair_that_failed_comes_after_others_and_one_that_is_barred_never() -> None:
     nodes = registry(3, 1)
     pairing = Pairing(nodes)
-    turns = RoundRobin(nodes, pairing)
+    turns = Turns(nodes, pairing)
     pairing.failed(pair(nodes, "p0", "d0"), GONE)
     pairing.refused(pair(nodes, "p1", "d0"), ContractMismatch([]))
     assert set(picked(turns, 3)) == {"d0 with p2"}
@@ -110,7 +110,7 @@ def test_nodes_that_join_are_picked_and_those_that_left_are_not() -> None:
 def test_alternates_could_serve_the_same_decode_node_now() -> None:
     nodes = registry(6, 1)
     pairing = Pairing(nodes)
-    turns = RoundRobin(nodes, pairing)
+    turns = Turns(nodes, pairing)
     for i in range(6):
         learn(nodes, f"p{i}", "b" if i == 1 else "a")
     learn(nodes, "d0")

@@ -25,6 +25,7 @@ from pdkv.errors import (
     StalePages,
 )
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.router.registry import Registry
 from pdkv.router.service import Router
 from tests.router.fleet import Clock, learn, node, registry
@@ -72,6 +73,9 @@ class Scripted:
 
     async def status(self) -> NodeStatus:
         raise AssertionError("requests ask for no status")
+
+    async def estimate(self, call: EstimateCall) -> Estimate:
+        raise PeerLost("no script says what it has")
 
 
 def router(nodes: Nodes, prefills: int = 2, decodes: int = 2, clock: Clock | None = None) -> tuple[Router, Registry]:

@@ -6,7 +6,7 @@ import pytest
 
 from pdkv.errors import PeerLost
 from pdkv.node.messages import FailurePolicy
-from pdkv.router.service import Router
+from pdkv.router.service import Router, RouterSettings
 from tests.router.fleet import registry
 from tests.router.test_service import DONE, Nodes
 from tests.rpc import samples
@@ -18,7 +18,7 @@ from tests.rpc.fakes import Stream, collect, failure, run
 def test_the_requests_own_policy_comes_first(asked: FailurePolicy | None, own: FailurePolicy | None) -> None:
     async def body() -> None:
         nodes = Nodes()
-        service = Router(registry(2, 1), nodes, own)
+        service = Router(registry(2, 1), nodes, RouterSettings(own))
         assert await collect(service.generate(replace(samples.generate_request(), on_failure=asked))) == DONE
         assert nodes.requests[0].on_failure is (asked or own)
 

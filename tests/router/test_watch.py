@@ -12,6 +12,7 @@ from pdkv.errors import DeadlineExceeded, NotAuthorised, PdkvError, PeerLost, Re
 from pdkv.node.flow import together
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
 from pdkv.node.readiness import Readiness
+from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.router.registry import Node, Registry, Role
 from pdkv.router.watch import Watch
 from tests.router.fleet import Clock, node, registry, said
@@ -54,6 +55,9 @@ class Status:
         if address in directory.errors:
             raise directory.errors[address]
         return said(self.node, **directory.facts.get(address, {}))  # type: ignore[arg-type]
+
+    async def estimate(self, call: EstimateCall) -> Estimate:
+        raise AssertionError("a watch asks for nothing but a status")
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         raise AssertionError("a watch asks for nothing but a status")
