@@ -35,8 +35,8 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.max_batched_tokens,
                 config.scores_bytes,
                 config.leases_per_peer,
-                config.borrow_s if config.pull_back else None,
-                _keeping(config),
+                pull_back_s=config.borrow_s if config.pull_back else None,
+                keeper=_keeping(config),
             )
             node = MeteredPrefillNode(parts, settings)
             control = Control(parts.readiness, node.drain, node.compact)
