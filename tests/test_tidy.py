@@ -42,6 +42,7 @@ WITHOUT_A_TEST_OF_ITS_OWN = {
     "pdkv/node/routing.py": "plain values; tests/rpc converts each there and back",
     "pdkv/node/settings.py": "plain values of a decode node's tests",
     "pdkv/cli/bench/pulls.py": "plain values of the tests of sources and sinks",
+    "pdkv/adapters/vllm/connector.py": "runs in vLLM only, which make vllm-e2e does; all that it calls is tested here",
     "pdkv/transfer/orders.py": "plain values of the engine's tests",
     "pdkv/kvcache/scramble_kernel.py": "runs on a GPU only, which tests/gpu do; what checks it there is tested here",
     "pdkv/transfer/backends/base.py": "a protocol without code",

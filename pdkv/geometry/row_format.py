@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pdkv.errors import ConfigError
 
-DTYPE_BITS = {"e2m1": 4, "e4m3": 8, "bf16": 16, "f32": 32}
-"""Width of each element type that a row may hold."""
+DTYPE_BITS = {"e2m1": 4, "e4m3": 8, "u8": 8, "bf16": 16, "f32": 32}
+"""Width of each element type that a row may hold; "u8" is a byte of a row that only its engine understands."""
 
 
 @dataclass(frozen=True, slots=True)

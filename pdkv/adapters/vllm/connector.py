@@ -1,0 +1,171 @@
+"""vLLM's connector interface, and nothing else: the one file that imports vLLM.
+
+Guarantees: every hook returns at once; vLLM is neither patched nor copied; a version that this wasn't tested with is
+refused when the connector is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import RequestStatus
+
+from pdkv.adapters.vllm.facts import Allocated, contract_of, require_supported
+from pdkv.adapters.vllm.memory import LayerCache, engine_pool, row_order
+from pdkv.adapters.vllm.orders import StepOrders
+from pdkv.adapters.vllm.scheduler import Engine, SchedulerSide
+from pdkv.adapters.vllm.settings import settings_of
+from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
+from pdkv.errors import ConfigError
+from pdkv.geometry.page_layout import Group
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class PdkvMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Of one step, from the scheduler to the workers."""
+
+    orders: StepOrders = field(default_factory=StepOrders)
+
+
+class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Either half of it, by role."""
+
+    _cache_hit_source = CacheHitSource.P2P
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        require_supported(vllm.__version__)
+        self._config, self._caches = vllm_config, kv_cache_config
+        transfer = vllm_config.kv_transfer_config
+        self._settings = settings_of(transfer.kv_connector_extra_config)
+        parallel = vllm_config.parallel_config
+        self._port = self._settings.port + parallel.data_parallel_index * parallel.tensor_parallel_size
+        if len(kv_cache_config.transfer_groups) != 1:
+            names = [type(g.kv_cache_spec).__name__ for g in kv_cache_config.transfer_groups]
+            raise ConfigError("groups of layers with blocks of their own", ", ".join(names), "one")
+        self._worker: WorkerSide | None = None
+        self._results = Results()
+        self._scheduler: SchedulerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            engine = Engine(
+                transfer.engine_id,
+                self._settings.host,
+                self._port,
+                parallel.tensor_parallel_size,
+                kv_cache_config.transfer_groups[0].kv_cache_spec.block_size,
+            )
+            self._scheduler = SchedulerSide(engine)
+
+    # --- the scheduler's half --------------------------------------------------------------------------------------
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        return tuple(self._caches.transfer_group_ids)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        count = self._scheduling.matched(request, num_computed_tokens)
+        return count, count > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._scheduling.allocated(request, self._of_group(blocks.get_block_ids()), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> PdkvMetadata:
+        return PdkvMetadata(self._scheduling.orders())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        completed = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        return self._scheduling.finished(request, block_ids, completed=completed)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, self._of_group(block_ids))
+
+    # --- a worker's half -------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        specs = self._specs()
+        caches = [
+            LayerCache(name, kv_caches[name], _group_of(spec)) for name, spec in specs.items() if name in kv_caches
+        ]
+        blocks, group = self._caches.num_blocks, self._caches.transfer_groups[0]
+        pool = engine_pool(caches, blocks, group.kv_cache_spec.block_size)
+        have = Allocated(pool, row_order(caches, blocks), self._backends(), vllm.__version__)
+        settings = self._settings
+        contract = contract_of(self._config, have, weights_id=settings.weights_id, shadow=settings.shadow)
+        rank = self._port - settings.port + self._rank()
+        node_id = f"{self._config.kv_transfer_config.engine_id}-{self._rank()}"
+        self._worker = WorkerSide(settings, Identity(node_id, rank, contract), pool)
+        log.warning("pdkv: %s holds %d blocks of %d B: %s", node_id, blocks, pool.fmt.page_bytes, contract.to_dict())
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        if self._worker is not None and isinstance(metadata, PdkvMetadata):
+            self._worker.begin(metadata.orders)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Blocks that failed are told by number; vLLM keeps those before the first of them."""
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        self._results = results = self._worker.results()
+        return KVConnectorTransferResults(finished_sending=results.sent, finished_recving=results.received)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._results.bad_blocks
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _scheduling(self) -> SchedulerSide:
+        if self._scheduler is None:
+            raise ConfigError("role of this half of the connector", "worker", "scheduler")
+        return self._scheduler
+
+    def _of_group(self, block_ids: tuple[list[int], ...]) -> list[int]:
+        return list(self._caches.select_transfer_block_ids(block_ids)[0])
+
+    def _rank(self) -> int:
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        return int(get_tensor_model_parallel_rank())
+
+    def _specs(self) -> dict[str, Any]:
+        """Of each layer of the group."""
+        group = self._caches.transfer_groups[0]
+        each = getattr(group.kv_cache_spec, "kv_cache_specs", None) or {}
+        return {name: each.get(name, group.kv_cache_spec) for name in group.layer_names}
+
+    def _backends(self) -> list[str]:
+        from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+        return [str(backend.get_name()) for backend in get_current_attn_backends(self._config)]
+
+
+def _group_of(spec: Any) -> Group:
+    return Group.INDEX if getattr(getattr(spec, "cache_role", None), "value", "") == "indexer" else Group.MAIN

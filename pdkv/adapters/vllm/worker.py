@@ -1,0 +1,237 @@
+"""The worker's half: an engine's blocks as a pdkv node, behind calls that an engine's step can make.
+
+Guarantees: nothing but the making and `close` waits for anything: orders go to an event loop in a thread of its own,
+and results wait to be fetched; blocks of a prompt that was held are given back only when nobody reads them, those of a
+load only when nothing can land in them; a load that failed says which of its blocks it didn't bring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdkv.adapters.vllm.holds import Holds, Terms
+from pdkv.adapters.vllm.loads import Loads, Tolerance, Wanted
+from pdkv.adapters.vllm.orders import Hold, Load, StepOrders
+from pdkv.adapters.vllm.settings import Settings
+from pdkv.adapters.vllm.source import BlockSource
+from pdkv.adapters.vllm.tally import Tally
+from pdkv.contract import Contract
+from pdkv.errors import PdkvError
+from pdkv.ids import LocalPages, NodeId, PageHashes, PeerName, new_incarnation
+from pdkv.kvcache.pool import SlotPool
+from pdkv.kvcache.verifier import Verifier
+from pdkv.node.base import Station
+from pdkv.node.keeper import KeeperSettings, PeerKeeper
+from pdkv.node.links import SourceLinks
+from pdkv.node.peers import PeerBook
+from pdkv.rpc.client import ClientSettings, GrpcDirectory
+from pdkv.rpc.server import GrpcServer, Services
+from pdkv.rpc.transport import Endpoint
+from pdkv.transfer.backends import backend_factory
+from pdkv.transfer.engine import TransferEngine
+from pdkv.transfer.orders import TransferSettings
+
+log = logging.getLogger(__name__)
+LAST_WORDS_S = 1.0
+
+
+@dataclass(slots=True)
+class Results:
+    """What has ended since the last step."""
+
+    sent: set[str] = field(default_factory=set)
+    """Requests whose held blocks the engine may have back."""
+    received: set[str] = field(default_factory=set)
+    """Loads that ended, those that failed included."""
+    failed: set[str] = field(default_factory=set)
+    bad_blocks: set[int] = field(default_factory=set)
+    """Of failed loads: those that were not brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Of a worker."""
+
+    node_id: str
+    rank: int
+    contract: Contract
+
+
+class WorkerSide:
+    """Of one worker. Everything but `_Node` runs in the engine's thread."""
+
+    def __init__(self, settings: Settings, identity: Identity, pool: SlotPool) -> None:
+        """Returns when it serves. Raises what keeps it from serving, as a port that is in use."""
+        self.tally = Tally()
+        self._lock = threading.Lock()
+        self._results = Results()
+        self._loop = asyncio.new_event_loop()
+        started: Future[_Node] = Future()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._main, args=(settings, identity, pool, started), name="pdkv", daemon=True
+        )
+        self._thread.start()
+        self._node = started.result()
+
+    @property
+    def name(self) -> PeerName:
+        return self.station.name
+
+    @property
+    def contract(self) -> Contract:
+        return self.station.contract
+
+    @property
+    def station(self) -> Station:
+        """As its peers know it."""
+        return self._node.station
+
+    def begin(self, orders: StepOrders) -> None:
+        """Of one step."""
+        if orders.holds or orders.loads:
+            self._loop.call_soon_threadsafe(self._node.take, orders)
+
+    def results(self) -> Results:
+        with self._lock:
+            results, self._results = self._results, Results()
+        return results
+
+    def close(self) -> None:
+        """Tell nobody anything more, and destroy the agents: nothing lands afterwards. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def _main(self, settings: Settings, identity: Identity, pool: SlotPool, started: Future[_Node]) -> None:
+        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(settings, identity, pool, started))
+
+    async def _serve(self, settings: Settings, identity: Identity, pool: SlotPool, started: Future[_Node]) -> None:
+        try:
+            node = _Node(settings, identity, pool, self._note, self.tally)
+            await node.start()
+        except PdkvError as error:
+            started.set_exception(error)
+            return
+        started.set_result(node)
+        try:
+            await self._end.wait()
+        finally:
+            await node.close()
+
+    def _note(self, note: Callable[[Results], None]) -> None:
+        with self._lock:
+            note(self._results)
+
+
+class _Node:
+    """On the loop."""
+
+    def __init__(
+        self, settings: Settings, identity: Identity, pool: SlotPool, note: Callable[..., None], tally: Tally
+    ) -> None:
+        self._settings, self._note, self.tally = settings, note, tally
+        name = PeerName(NodeId(identity.node_id), new_incarnation())
+        transfer = TransferEngine(
+            backend_factory(settings.backend),
+            name,
+            pool.map(),
+            settings=TransferSettings(require_rdma=settings.require_rdma),
+        )
+        self.station = Station(name, identity.contract, pool, transfer)
+        self._rank = identity.rank
+        self.peers = PeerBook(self.station)
+        self._directory = GrpcDirectory(settings.security, ClientSettings(settings.connect_s, settings.find_s + 5.0))
+        self._links = SourceLinks(
+            self.station, self.peers, self._directory.sources, allowed=tuple(settings.allow.split(","))
+        )
+        self._keeper = PeerKeeper(self.peers, self._links.probe, KeeperSettings())
+        verifier = Verifier(pool)
+        self._holds = Holds(verifier, name, Terms(settings.hold_s, settings.lease_s, settings.find_s), self._sent)
+        tolerance = Tolerance(settings.shadow, tally.refused)
+        self._loads = Loads(self.station, self._links, verifier, self._holds.digests, tolerance)
+        service = BlockSource(self.station, self.peers, self._holds, settings.lease_s)
+        endpoint = Endpoint(f"{settings.bind or settings.host}:{settings.port + identity.rank}", settings.host)
+        self._server = GrpcServer(endpoint, Services(source=service, visit=self.station.intro), settings.security)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        address = await self._server.start()
+        for run in (self._holds.watch, self._keeper.run):
+            self._begin(run())
+        log.info("%s serves its engine's blocks at %s", self.station.name, address)
+
+    async def close(self) -> None:
+        """Loads that run are cut off: their blocks are the engine's again once the agents are destroyed."""
+        for task in self._tasks:
+            task.cancel()
+        await self._server.stop(LAST_WORDS_S)
+        await self._directory.close()
+        self._holds.digests.close()
+        self.station.transfer.close()
+
+    def take(self, orders: StepOrders) -> None:
+        for hold in orders.holds:
+            self._begin(self._hold(hold))
+        for load in orders.loads:
+            self._begin(self._load(load))
+
+    async def _hold(self, hold: Hold) -> None:
+        pages = LocalPages.checked(hold.blocks, self.station.pool.num_pages)
+        await self._holds.add(hold.request_id, pages, self._names(hold))
+        self.tally.held(len(pages))
+
+    async def _load(self, load: Load) -> None:
+        pages = LocalPages.checked(load.blocks, self.station.pool.num_pages)
+        wanted = Wanted(
+            load.request_id, self._names(load), load.first_page, pages, f"{load.host}:{load.port + self._rank}"
+        )
+        loaded = await self._loads.load(wanted)
+        self.tally.loaded(loaded, len(pages))
+        if loaded.error is not None:
+            log.warning(
+                "request %s: %d of %d pages were not loaded from %s: %s: %s",
+                load.request_id,
+                len(pages) - loaded.pages,
+                len(pages),
+                wanted.address,
+                loaded.error.kind,
+                loaded.error,
+            )
+        if not len(pages):
+            return  # the engine doesn't wait for it
+
+        def note(results: Results) -> None:
+            results.received.add(load.request_id)
+            if loaded.error is not None:
+                results.failed.add(load.request_id)
+                results.bad_blocks.update(load.blocks[loaded.pages :])
+
+        self._note(note)
+
+    def _names(self, of: Hold | Load) -> PageHashes:
+        fingerprint = bytes(32) if self._settings.shadow else self.station.contract.content_fingerprint
+        return of.prompt.names(fingerprint, self.station.pool.fmt.page_tokens)
+
+    def _sent(self, request_id: str) -> None:
+        self._note(lambda results: results.sent.add(request_id))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_heard)
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """A task that fails with anything but a cancellation is a bug; the engine goes on without what it was to do."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task of the connector failed", exc_info=error)

@@ -1,0 +1,48 @@
+"""The connector's extra configuration."""
+
+from typing import Any
+
+import pytest
+
+from pdkv.adapters.vllm.settings import HOST, PORT, Settings, settings_of
+from pdkv.errors import ConfigError
+from pdkv.rpc.security import MutualTls, PlainText
+
+
+def test_nothing_said_is_the_defaults() -> None:
+    assert settings_of({}, {}) == Settings()
+
+
+def test_what_nixl_connector_is_told_holds_here() -> None:
+    said = settings_of({}, {HOST: "10.0.0.1", PORT: "5700"})
+    assert (said.host, said.port) == ("10.0.0.1", 5700)
+    assert settings_of({"port": 5800}, {PORT: "5700"}).port == 5800, "and is overruled by what is said to this one"
+
+
+def test_numbers_may_be_whole() -> None:
+    assert settings_of({"hold_s": 30}, {}).hold_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("extra", "environ"),
+    [
+        ({"holds": 3}, {}),
+        ({"port": "5600"}, {}),
+        ({"port": True}, {}),
+        ({"shadow": 1}, {}),
+        ({"hold_s": "long"}, {}),
+        ({}, {PORT: "high"}),
+        ({}, {PORT: "0"}),
+    ],
+)
+def test_what_cant_be_meant_is_refused_by_name(extra: dict[str, Any], environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter({**extra, **environ}))):
+        settings_of(extra, environ)
+
+
+def test_three_files_are_mutual_tls_and_two_are_none() -> None:
+    files = {"tls_ca": "ca.pem", "tls_certificate": "c.pem", "tls_key": "k.pem"}
+    assert isinstance(settings_of(files, {}).security, MutualTls)
+    assert isinstance(Settings().security, PlainText)
+    with pytest.raises(ConfigError, match="all three"):
+        _ = settings_of({"tls_ca": "ca.pem"}, {}).security

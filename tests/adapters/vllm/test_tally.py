@@ -1,0 +1,36 @@
+"""What is counted."""
+
+from pdkv.adapters.vllm.loads import Loaded
+from pdkv.adapters.vllm.tally import NAMES, Tally
+from pdkv.errors import ContractMismatch, DigestMismatch, PeerLost
+
+
+def test_counts_are_fetched_once_and_all_have_words() -> None:
+    tally = Tally()
+    tally.loaded(Loaded(3, 300, 6, 0.5), 3)
+    tally.loaded(Loaded(1, 100, 2, 0.25, PeerLost("gone")), 4)
+    tally.held(5)
+    tally.refused(DigestMismatch("differs"))
+    counts = tally.take()
+    assert counts == {
+        "loads": 2,
+        "loads_failed": 1,
+        "pages_loaded": 4,
+        "pages_failed": 3,
+        "bytes_loaded": 400,
+        "descriptors": 8,
+        "load_seconds": 0.75,
+        "prompts_held": 1,
+        "pages_held": 5,
+        "proofs_failed": 1,
+    }
+    assert tally.take() == {}
+    assert set(counts) <= set(NAMES)
+
+
+def test_a_mismatch_is_counted_as_one_and_a_notice_is_no_load() -> None:
+    tally = Tally()
+    tally.loaded(Loaded(error=ContractMismatch([])), 2)
+    tally.loaded(Loaded(), 0)
+    counts = tally.take()
+    assert (counts["contract_mismatches"], counts["loads"], counts["pages_failed"]) == (1, 1, 2)

@@ -1,0 +1,101 @@
+"""Two engines, each a worker side over memory of its own; gRPC between them, and reads in this process."""
+
+from dataclasses import replace
+
+import pytest
+
+from pdkv.adapters.vllm.worker import Identity, WorkerSide
+from pdkv.errors import ConfigError
+from tests.adapters.vllm.engines import BLOCKS, TOKENS, engine_pool, layers, pair, prompt
+
+
+def test_a_prompt_goes_from_one_engines_blocks_into_anothers() -> None:
+    with pair() as (p, d):
+        words = prompt(3 * TOKENS + 5)
+        p.hold("r", words, 4, 2, 9, 7)
+        d.load("r", words, p, 11, 3, 12, 20)
+        done = d.until(lambda r: r.received)
+        assert (done.failed, done.bad_blocks) == (set(), set())
+        for theirs, mine in zip((4, 2, 9, 7), (11, 3, 12, 20), strict=True):
+            assert p.bytes_of(theirs) == d.bytes_of(mine)
+        assert p.bytes_of(5) != d.bytes_of(5), "and nothing else"
+        assert p.until(lambda r: r.sent).sent == {"r"}, "read, so the engine may have its blocks back"
+        counts = d.side.tally.take()
+        assert counts["pages_loaded"] == 4
+        assert counts["bytes_loaded"] == 4 * len(p.bytes_of(1))
+
+
+def test_only_what_is_lacking_is_read() -> None:
+    with pair() as (p, d):
+        words = prompt(3 * TOKENS)
+        before = d.bytes_of(11)
+        p.hold("r", words, 4, 2, 9)
+        d.load("r", words, p, 3, 12, first=1)
+        d.until(lambda r: r.received)
+        assert d.bytes_of(11) == before
+        assert (p.bytes_of(2), p.bytes_of(9)) == (d.bytes_of(3), d.bytes_of(12))
+        assert d.side.tally.take()["pages_loaded"] == 2
+
+
+def test_a_prompt_that_is_asked_for_before_it_is_there_is_waited_for() -> None:
+    with pair() as (p, d):
+        words = prompt(TOKENS)
+        d.load("r", words, p, 3)
+        p.hold("r", words, 4)
+        assert d.until(lambda r: r.received).failed == set()
+
+
+def test_other_tokens_or_another_salt_are_another_prompt() -> None:
+    with pair(find_s=0.2) as (p, d):
+        p.hold("r", prompt(TOKENS), 4)
+        before = d.bytes_of(3) + d.bytes_of(5)
+        d.load("a", prompt(TOKENS, seed=1), p, 3)
+        d.load("b", prompt(TOKENS, salt="x"), p, 5)
+        done = d.until(lambda r: len(r.received) == 2)
+        assert done.failed == {"a", "b"}
+        assert done.bad_blocks == {3, 5}
+        assert d.bytes_of(3) + d.bytes_of(5) == before
+
+
+def test_a_request_that_wants_nothing_lets_the_other_engine_go_on() -> None:
+    with pair() as (p, d):
+        words = prompt(2 * TOKENS)
+        p.hold("r", words, 4, 6)
+        d.load("r", words, p, first=2)
+        assert p.until(lambda r: r.sent).sent == {"r"}
+        assert d.side.results().received == set(), "the engine doesn't wait for it"
+
+
+def test_a_prompt_that_nobody_wants_is_let_go_in_time() -> None:
+    with pair(hold_s=0.05, find_s=0.2) as (p, d):
+        words = prompt(TOKENS)
+        p.hold("r", words, 4)
+        assert p.until(lambda r: r.sent).sent == {"r"}
+        d.load("r", words, p, 3)
+        assert d.until(lambda r: r.received).bad_blocks == {3}
+
+
+def test_contracts_that_differ_are_refused_by_field() -> None:
+    with pair(change=lambda c: replace(c, weights_id="others")) as (p, d):
+        words = prompt(TOKENS)
+        p.hold("r", words, 4)
+        before = d.bytes_of(3)
+        d.load("r", words, p, 3)
+        assert d.until(lambda r: r.received).bad_blocks == {3}
+        assert d.bytes_of(3) == before
+        assert d.side.tally.take()["contract_mismatches"] == 1
+
+
+def test_a_dead_engine_is_an_error_and_no_hang() -> None:
+    with pair() as (p, d):
+        words = prompt(TOKENS)
+        p.side.close()
+        d.load("r", words, p, 3)
+        assert d.until(lambda r: r.received).bad_blocks == {3}
+
+
+def test_a_port_in_use_is_said_when_the_engine_starts() -> None:
+    with pair() as (p, _):
+        pool = engine_pool(layers(), BLOCKS, TOKENS)
+        with pytest.raises(ConfigError, match="bind"):
+            WorkerSide(p.settings, Identity("q", 0, p.side.contract), pool)
