@@ -29,7 +29,7 @@ NODE_PAGES = (
 )
 CACHED_PAGES = ("pdkv_cached_pages", "Cached pages: evictable, or locked by a request or a lease.", "use")
 REQUESTS_RUNNING = ("pdkv_requests_running", "Requests that have not ended.", "")
-QUEUED = ("pdkv_requests_queued", "Of those, the ones that wait for pages.", "")
+QUEUED = ("pdkv_requests_queued", "Of those, the ones that wait for pages, or in a router for others to end.", "")
 LEASES = ("pdkv_leases", "Leases that peers hold on pages here.", "")
 PEERS = ("pdkv_peers", "Peers by state.", "state")
 UNSETTLED = ("pdkv_unsettled_peers", "Peers with reads that were given up without a proven end.", "")
@@ -38,6 +38,15 @@ READY = ("pdkv_ready", "1 while the process serves, 0 while it has a reason not 
 DRAINING = ("pdkv_draining", "1 after the process was told to end.", "")
 NODES = ("pdkv_router_nodes", "Nodes that a router knows, up or passed over.", "role state")
 APART = ("pdkv_router_apart", "Pairs of nodes that refused each other or failed.", "")
+CHOICES = ("pdkv_router_choices", "What prefill nodes were chosen by: prefix, load, turn.", "by")
+ESTIMATES = (
+    "pdkv_router_estimates",
+    "What became of questions to nodes: answered, late, failed, spared (not asked, as the last one is still out).",
+    "outcome",
+)
+CHOOSING = ("pdkv_router_choosing_seconds", "That requests waited for the answers, all together.", "")
+WAITING_TOKENS = ("pdkv_waiting_tokens", "Of prompts that were taken on and are not computed yet.", "")
+AVAILABLE = ("pdkv_available_pages", "That a request could have at once: free or evictable, none while some wait.", "")
 WORKSPACE = ("pdkv_workspace_bytes", "Memory planned beside the pages on a prefill node.", "use")
 INFO = ("pdkv_node", "The node's name, role, content fingerprint and backend, as labels.", "")
 FENCES = ("pdkv_fences", "Transfer agents destroyed to end reads without an end.", "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 
@@ -62,6 +62,8 @@ def node_families(status: NodeStatus, *, evictable: int, locked: int, evicted: i
     yield _gauge(names.CACHED_PAGES, [(("evictable",), evictable), (("locked",), locked)])
     yield _gauge(names.REQUESTS_RUNNING, [((), status.requests)])
     yield _gauge(names.QUEUED, [((), status.queued)])
+    yield _gauge(names.WAITING_TOKENS, [((), status.waiting_tokens)])
+    yield _gauge(names.AVAILABLE, [((), status.available_pages)])
     yield _gauge(names.LEASES, [((), status.leases)])
     states = Tally(peer.state for peer in status.peers.values())
     yield _gauge(names.PEERS, [((state,), states[state]) for state in ("CONNECTING", "READY", "SUSPECT", "LOST")])
@@ -95,6 +97,10 @@ def router_families(status: RouterStatus, unready: str) -> Iterator[Metric]:
     yield _gauge(names.NODES, rows)
     yield _gauge(names.APART, [((), len(status.apart))])
     yield _gauge(names.REQUESTS_RUNNING, [((), status.requests)])
+    yield _gauge(names.QUEUED, [((), status.waiting)])
+    yield _counters(names.CHOICES, status.choices)
+    yield _counters(names.ESTIMATES, status.estimates)
+    yield _counter(names.CHOOSING, status.choosing_s)
     yield _gauge(names.READY, [((), not unready)])
 
 
@@ -125,3 +131,12 @@ def _gauge(metric: tuple[str, str, str], values: Iterable[tuple[tuple[str, ...],
 def _counter(metric: tuple[str, str, str], value: float) -> Metric:
     name, words, _ = metric
     return CounterMetricFamily(name, words, value=value)
+
+
+def _counters(metric: tuple[str, str, str], values: Mapping[str, float]) -> Metric:
+    """One a value of its only label."""
+    name, words, label = metric
+    family = CounterMetricFamily(name, words, labels=[label])
+    for of, value in values.items():
+        family.add_metric([of], value)
+    return family

@@ -50,7 +50,7 @@ class Asking:
         self._limit_s = limit_s
         self._out: dict[Node, asyncio.Task[Estimate | None]] = {}
         """Questions that wait for an answer, some of them later than any request."""
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(dict.fromkeys((ANSWERED, LATE, FAILED, SPARED), 0))
         self.waited_s = 0.0
         """By all requests together."""
 

@@ -56,6 +56,8 @@ FINAL = (NeverFits, AccountMismatch)
 """Not rerouted though their parent class is: the one holds on every node, the other came after prefill's end."""
 TRIAL_S = 1.0
 """A node that refuses does so at once: whoever waits for another request's trial of it waits no longer."""
+REASONS = ("prefix", "load", "turn")
+"""What a prefill node is chosen by: it has some of the prompt, or costs least without, or it is its turn."""
 ALTERNATES = 2
 """Other prefill nodes that a decode node is told of."""
 
@@ -83,7 +85,7 @@ class Router:
         self._turns = Turns(registry, self._pairing)
         self._asking = Asking(registry, nodes, self._settings.locate_s)
         self._lobby = Lobby(self._settings.running_limit, self._settings.waiting_limit, registry.now)
-        self._choices: Counter[str] = Counter()
+        self._choices: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._nodes = nodes
         self._requests = 0
         self._idle = Idle(lambda: self._requests)
@@ -260,9 +262,10 @@ class _Route:
 
     def reason(self, weights: Weights | None) -> str:
         """What it was chosen by."""
+        by_prefix, by_load, by_turn = REASONS
         if weights is None:
-            return "turn"
-        return "prefix" if weights.cached.get(self.pair.prefill) else "load"
+            return by_turn
+        return by_prefix if weights.cached.get(self.pair.prefill) else by_load
 
 
 @dataclass(slots=True)

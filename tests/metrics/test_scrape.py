@@ -69,6 +69,14 @@ def test_a_routers_nodes_by_role_and_state() -> None:
     assert (seen["pdkv_requests_running", ()], seen["pdkv_router_apart", ()], seen["pdkv_ready", ()]) == (7, 1, 1)
 
 
+def test_what_a_router_chose_by_and_what_it_asked() -> None:
+    status = RouterStatus({}, {}, 7, waiting=3, choices={"prefix": 5, "load": 2}, estimates={"late": 1}, choosing_s=0.5)
+    seen = samples(router_families(status, ""))
+    assert (seen["pdkv_requests_running", ()], seen["pdkv_requests_queued", ()]) == (7, 3)
+    assert [seen["pdkv_router_choices_total", (by,)] for by in ("prefix", "load")] == [5, 2]
+    assert (seen["pdkv_router_estimates_total", ("late",)], seen["pdkv_router_choosing_seconds_total", ()]) == (1, 0.5)
+
+
 def scraped(port: int) -> dict[str, Metric]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}

@@ -97,7 +97,7 @@ def test_all_are_asked_for_the_pages_that_they_themselves_would_look_for() -> No
         assert {call.hashes for _, call in scene.asked.calls} == {due}
         assert sorted(address for address, _ in scene.asked.calls) == ["d0", "d1", "p0", "p1"]
         assert scene.node("p0").load.waiting_tokens == 700
-        assert scene.asking.counts == {"answered": 4}
+        assert +scene.asking.counts == {"answered": 4}
         tenant = replace(REQUEST, namespace=Namespace(cache_salt="another"))
         await scene.found(tenant)
         assert scene.asked.calls[-1][1].hashes not in (due, samples.pages(1).hashes)
@@ -177,7 +177,7 @@ def test_a_node_that_fails_counts_as_one_that_has_nothing() -> None:
         scene = Scene(2, 1)
         scene.asked.errors["p0"] = PeerLost("gone")
         assert await scene.found() == {"p1": 0}
-        assert scene.asking.counts == {"answered": 1, "failed": 1}
+        assert +scene.asking.counts == {"answered": 1, "failed": 1}
         assert scene.node("p0").down == "", "requests and the watch find out"
 
     run(body)
@@ -223,7 +223,7 @@ def test_a_request_that_goes_away_leaves_the_question_to_its_end() -> None:
         hangs.set()
         while scene.asking._out:
             await asyncio.sleep(0)
-        assert scene.asking.counts == {"answered": 2}
+        assert +scene.asking.counts == {"answered": 2}
 
     run(body)
 
