@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from weakref import WeakValueDictionary
 
 import xxhash
 
-from pdkv.contract import require_compatible, require_equal_shards
+from pdkv.contract import Contract, require_compatible, require_equal_shards
 from pdkv.errors import ContractMismatch, Difference, PdkvError, ProtocolError, WrongIncarnation
 from pdkv.ids import PeerName
 from pdkv.kvcache.manager import CacheManager
@@ -84,6 +84,8 @@ class PeerBook:
         """Called when a peer has come into another state."""
         self.gone: Callable[[PeerName], None] = lambda name: None
         """Called when nothing of a peer is left."""
+        self.overlook: Callable[[Sequence[Difference]], bool] = lambda differences: False
+        """Told of a contract that differs; whether its peer is let in all the same."""
         self.unmet: Callable[[], bool] = lambda: False
         """Whether there may be peers that this node was told of and hasn't met."""
         self._broken = False
@@ -111,8 +113,7 @@ class PeerBook:
         incarnation that introduced itself otherwise before, and for a node id whose other incarnation still answers;
         what `Transfer.add_peer` raises for one that can't be read from.
         """
-        require_compatible(self._parts.contract, intro.contract)
-        require_equal_shards(self._parts.contract, intro.contract)
+        self._compare(intro.contract)
         checksum = xxhash.xxh3_64_intdigest(intro.agent_metadata)
         if checksum != intro.metadata_checksum:
             raise ProtocolError("agent metadata is damaged", have=checksum, announced=intro.metadata_checksum)
@@ -124,6 +125,14 @@ class PeerBook:
         Raises `WrongIncarnation` for a peer that isn't there, and what `Transfer.probe` and `add_peer` raise.
         """
         await asyncio.shield(begin(self._probe(name)))
+
+    def _compare(self, theirs: Contract) -> None:
+        try:
+            require_compatible(self._parts.contract, theirs)
+            require_equal_shards(self._parts.contract, theirs)
+        except ContractMismatch as error:
+            if not self.overlook(error.differences):
+                raise
 
     async def _admit(self, intro: NodeIntro, *, needed: bool) -> None:
         async with self._alone_with(intro.name):
@@ -200,12 +209,11 @@ class PeerBook:
                 meant=envelope.receiver,
                 here=self._parts.name,
             )
-        self._known(envelope.sender).heard_s = self.now()
-        mine = self._parts.contract.content_fingerprint
-        if envelope.content_fingerprint != mine:
-            raise ContractMismatch(
-                [Difference("content_fingerprint", mine.hex(), envelope.content_fingerprint.hex(), "content")]
-            )
+        sender = self._known(envelope.sender)
+        sender.heard_s = self.now()
+        met, theirs = sender.intro.contract.content_fingerprint, envelope.content_fingerprint
+        if theirs != met:  # that of this node, but for a peer that was overlooked
+            raise ContractMismatch([Difference("content_fingerprint", met.hex(), theirs.hex(), "content")])
 
     def mark(self, name: PeerName, state: PeerState, why: str = "") -> None:
         """READY after a request that went well, SUSPECT after a call or read that failed, LOST after long; `why`.

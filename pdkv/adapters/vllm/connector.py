@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
@@ -27,6 +28,7 @@ from pdkv.adapters.vllm.memory import LayerCache, engine_pool, row_order
 from pdkv.adapters.vllm.orders import StepOrders
 from pdkv.adapters.vllm.scheduler import Engine, SchedulerSide
 from pdkv.adapters.vllm.settings import settings_of
+from pdkv.adapters.vllm.tally import NAMES, WITH_KIND
 from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
 from pdkv.errors import ConfigError
 from pdkv.geometry.page_layout import Group
@@ -41,6 +43,41 @@ class PdkvMetadata(KVConnectorMetadata):  # type: ignore[misc]
     orders: StepOrders = field(default_factory=StepOrders)
 
 
+class PdkvStats(KVConnectorStats):  # type: ignore[misc]
+    """Counts of `tally.NAMES` since the last step, of one worker or of several."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: PdkvStats) -> PdkvStats:
+        for name, value in other.data.items():
+            self.data[name] = self.data.get(name, 0) + value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class PdkvMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """vllm:pdkv_NAME_total, with vLLM's own labels and, for what has kinds, `kind`."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labels, values)
+        self._counters = {
+            name: self._counter_cls(f"vllm:pdkv_{name}", words, [*labels, *(["kind"] if name in WITH_KIND else [])])
+            for name, words in NAMES.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        own = self.per_engine_labelvalues[engine_idx]
+        for key, value in transfer_stats_data.items():
+            name, _, kind = key.partition("/")
+            self._counters[name].labels(*own, *([kind] if kind else [])).inc(value)
+
+
 class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Either half of it, by role."""
 
@@ -49,6 +86,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         require_supported(vllm.__version__)
+        _log_as_vllm_does()
         self._config, self._caches = vllm_config, kv_cache_config
         transfer = vllm_config.kv_transfer_config
         self._settings = settings_of(transfer.kv_connector_extra_config)
@@ -109,7 +147,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         rank = self._port - settings.port + self._rank()
         node_id = f"{self._config.kv_transfer_config.engine_id}-{self._rank()}"
         self._worker = WorkerSide(settings, Identity(node_id, rank, contract), pool)
-        log.warning("pdkv: %s holds %d blocks of %d B: %s", node_id, blocks, pool.fmt.page_bytes, contract.to_dict())
+        log.info("%s: %d blocks of %d B, %s; %s", node_id, blocks, pool.fmt.page_bytes, contract.placement, contract)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -134,6 +172,20 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._results.bad_blocks
+
+    def get_kv_connector_stats(self) -> PdkvStats | None:
+        counts = self._worker.tally.take() if self._worker is not None else {}
+        return PdkvStats(data=counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PdkvStats:
+        return PdkvStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> PdkvMetrics:
+        return PdkvMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -165,6 +217,14 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
         return [str(backend.get_name()) for backend in get_current_attn_backends(self._config)]
+
+
+def _log_as_vllm_does() -> None:
+    """Where nobody has said otherwise: vLLM sets up its own logger and no other."""
+    ours, theirs = logging.getLogger("pdkv"), logging.getLogger("vllm")
+    if not ours.handlers and not logging.getLogger().handlers:
+        ours.handlers, ours.propagate = list(theirs.handlers), False
+        ours.setLevel(theirs.level)
 
 
 def _group_of(spec: Any) -> Group:

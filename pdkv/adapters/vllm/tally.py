@@ -1,7 +1,7 @@
 """What a worker counts, and how it is fetched: since the last time.
 
 Guarantees: counts are only added to, on the event loop, and fetched whole from another thread; every name is in
-`NAMES`, with its words.
+`NAMES`, with its words; a failure's is followed by its kind: "loads_failed/PeerLost".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdkv.errors import ContractMismatch, PdkvError
 
 NAMES: dict[str, str] = {
     "loads": "Prompts that were fetched from another engine, wholly or in part.",
-    "loads_failed": "Of those, the ones that ended with an error.",
+    "loads_failed": "Of those, the ones that ended with an error, by its kind.",
     "pages_loaded": "Pages that arrived and were proved.",
     "pages_failed": "Pages that were wanted and did not arrive, or were not what was meant.",
     "bytes_loaded": "Bytes of pages that were read.",
@@ -25,6 +25,7 @@ NAMES: dict[str, str] = {
     "contract_mismatches": "Contracts of other engines that differ from this one's.",
     "proofs_failed": "Pages that were reused while they were read, or whose digest differs.",
 }
+WITH_KIND = frozenset({"loads_failed"})
 
 
 class Tally:
@@ -37,11 +38,10 @@ class Tally:
     def loaded(self, loaded: Loaded, wanted: int) -> None:
         if not wanted:
             return
-        if isinstance(loaded.error, ContractMismatch):
-            self._add(contract_mismatches=1)
+        if loaded.error is not None:
+            self._add(**{f"loads_failed/{loaded.error.kind}": 1})
         self._add(
             loads=1,
-            loads_failed=int(loaded.error is not None),
             pages_loaded=loaded.pages,
             pages_failed=wanted - loaded.pages,
             bytes_loaded=loaded.bytes,

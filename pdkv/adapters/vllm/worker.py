@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from pdkv.adapters.vllm.settings import Settings
 from pdkv.adapters.vllm.source import BlockSource
 from pdkv.adapters.vllm.tally import Tally
 from pdkv.contract import Contract
-from pdkv.errors import PdkvError
+from pdkv.errors import ContractMismatch, Difference, PdkvError
 from pdkv.ids import LocalPages, NodeId, PageHashes, PeerName, new_incarnation
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
@@ -149,6 +149,7 @@ class _Node:
         self.station = Station(name, identity.contract, pool, transfer)
         self._rank = identity.rank
         self.peers = PeerBook(self.station)
+        self.peers.overlook = self._differs
         self._directory = GrpcDirectory(settings.security, ClientSettings(settings.connect_s, settings.find_s + 5.0))
         self._links = SourceLinks(
             self.station, self.peers, self._directory.sources, allowed=tuple(settings.allow.split(","))
@@ -162,6 +163,15 @@ class _Node:
         endpoint = Endpoint(f"{settings.bind or settings.host}:{settings.port + identity.rank}", settings.host)
         self._server = GrpcServer(endpoint, Services(source=service, visit=self.station.intro), settings.security)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _differs(self, differences: Sequence[Difference]) -> bool:
+        """In shadow mode whoever says that it is in it, too, is let in: what differs is counted and told. Segments that
+        differ are refused by the transfer engine: there are no places for them."""
+        error = ContractMismatch(differences)
+        self.tally.refused(error)
+        overlooked = self._settings.shadow and all(d.field != "seed_rule" for d in differences)
+        log.warning("another engine's contract %s: %s", "is overlooked" if overlooked else "is refused", error)
+        return overlooked
 
     async def start(self) -> None:
         address = await self._server.start()
@@ -196,7 +206,7 @@ class _Node:
         )
         loaded = await self._loads.load(wanted)
         self.tally.loaded(loaded, len(pages))
-        if loaded.error is not None:
+        if loaded.error is not None and len(pages):
             log.warning(
                 "request %s: %d of %d pages were not loaded from %s: %s: %s",
                 load.request_id,

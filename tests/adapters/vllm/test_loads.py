@@ -30,7 +30,7 @@ def test_one_bit_is_found_and_the_blocks_from_there_on_are_bad() -> None:
         assert done.failed == {"r"}
         assert done.bad_blocks == {11, 12, 13}
         counts = d.side.tally.take()
-        assert (counts["proofs_failed"], counts["loads_failed"]) == (1, 1)
+        assert (counts["proofs_failed"], counts["loads_failed/DigestMismatch"]) == (1, 1)
         assert counts["bytes_loaded"] == 2 * 3 * len(p.bytes_of(1)), "read once more before it was given up"
         assert p.until(lambda r: r.sent).sent == {"r"}, "the other engine gets its blocks back all the same"
 

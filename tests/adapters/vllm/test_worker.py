@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pdkv.adapters.vllm.worker import Identity, WorkerSide
+from pdkv.contract import SEED_RULE
 from pdkv.errors import ConfigError
 from tests.adapters.vllm.engines import BLOCKS, TOKENS, engine_pool, layers, pair, prompt
 
@@ -83,7 +84,25 @@ def test_contracts_that_differ_are_refused_by_field() -> None:
         d.load("r", words, p, 3)
         assert d.until(lambda r: r.received).bad_blocks == {3}
         assert d.bytes_of(3) == before
-        assert d.side.tally.take()["contract_mismatches"] == 1
+        assert p.side.tally.take()["contract_mismatches"] == 1, "where it was found"
+        assert d.side.tally.take()["loads_failed/ContractMismatch"] == 1
+
+
+def test_in_shadow_mode_they_are_counted_and_go_through() -> None:
+    with pair(shadow=True, change=lambda c: replace(c, weights_id="others")) as (p, d):
+        words = prompt(TOKENS)
+        p.hold("r", words, 4)
+        d.load("r", words, p, 3)
+        assert d.until(lambda r: r.received).failed == set()
+        assert p.bytes_of(4) == d.bytes_of(3)
+        assert p.side.tally.take()["contract_mismatches"] == d.side.tally.take()["contract_mismatches"] == 1
+
+
+def test_one_that_is_not_in_shadow_mode_is_refused_by_one_that_is() -> None:
+    with pair(shadow=True, change=lambda c: replace(c, seed_rule=SEED_RULE)) as (p, d):
+        p.hold("r", prompt(TOKENS), 4)
+        d.load("r", prompt(TOKENS), p, 3)
+        assert d.until(lambda r: r.received).bad_blocks == {3}
 
 
 def test_a_dead_engine_is_an_error_and_no_hang() -> None:
