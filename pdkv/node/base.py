@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pdkv.contract import Contract
+from pdkv.geometry.page_layout import PageFormat
 from pdkv.ids import LocalPages, PageHashes, PeerName
 from pdkv.kvcache.manager import CacheManager
 from pdkv.kvcache.pool import SlotPool
@@ -46,6 +47,22 @@ class Station:
         return Envelope(self.name, receiver, self.contract.content_fingerprint)
 
 
+@dataclass(slots=True)
+class Moved:
+    """Pages between this node and its peers, since the start."""
+
+    read: int = 0
+    """Proved, and in their places here."""
+    announced: int = 0
+    """Or lent, to a peer that asked for them. How many of these it read, only that peer knows."""
+
+    def bytes(self, fmt: PageFormat) -> dict[str, int]:
+        """By direction and cache."""
+        pages = {"read": self.read, "announced": self.announced}
+        caches = {"main": fmt.main_bytes, "index": fmt.index_bytes}
+        return {f"{way}_{name}_bytes": count * size for way, count in pages.items() for name, size in caches.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class NodeParts(Station):
     """One rank: one process, one pool, one transfer engine, one model."""
@@ -65,10 +82,18 @@ class NodeParts(Station):
     at: Hook = no_hook
     """Called at each stage of a request's life, in the node's loop; a fault plan hooks in here."""
 
+    moved: Moved = field(default_factory=Moved)
+
     @property
     def available_pages(self) -> int:
         """Free or evictable."""
         return self.manager.allocator.free_count + self.manager.tree.evictable
+
+    def counted(self) -> dict[str, dict[str, int]]:
+        """Fields of a node's status."""
+        tree = self.manager.tree
+        uses = {"evictable": tree.evictable, "locked": tree.locked}
+        return {"uses": uses, "totals": self.moved.bytes(self.pool.fmt)}
 
     def columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
         """Sealed pages as a peer is told of them; `first` is the first one's place in its prompt.
@@ -77,6 +102,11 @@ class NodeParts(Station):
         """
         manager = self.manager
         return PagesSealed(first, hashes, np.array(pages.array), manager.generations(pages), manager.digests(pages))
+
+    def announced(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
+        """As `columns`, to a peer that asked for them."""
+        self.moved.announced += len(pages)
+        return self.columns(first, pages, hashes)
 
     def close(self) -> None:
         """Ends the threads, then the agents (the fence), then the memory may go."""

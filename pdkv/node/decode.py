@@ -97,6 +97,7 @@ class DecodeNode:
             borrowed_pages=borrower.pages if borrower else 0,
             borrow_failures=dict(borrower.failures) if borrower else {},
             claims=self.queue.started.claims(),
+            **self.parts.counted(),
             available_pages=self._available_pages(),
         )
 

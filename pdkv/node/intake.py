@@ -222,6 +222,7 @@ class Intake:
         else:
             self.parts.manager.seal_private(self.reservation, verified)
         self.due.count.pages += len(local)
+        self.parts.moved.read += len(local)
 
     async def _read_verified(self, sealed: PagesSealed, local: LocalPages, remote: RemotePages) -> VerifiedPages:
         order = ReadOrder(

@@ -388,3 +388,7 @@ class NodeStatus:
     """Of a prefill node: tokens of prompts that it has taken on and not computed yet."""
     available_pages: int = 0
     """That a request could have at once: free or evictable; none while requests wait for some."""
+    uses: dict[str, int] = field(default_factory=dict)
+    """Of the cached pages: evictable, locked (by a request or a lease)."""
+    totals: dict[str, int] = field(default_factory=dict)
+    """Since the start, by name with the unit last: `node.base.Moved`, and what a served node's metrics count."""

@@ -154,6 +154,7 @@ class PrefillNode:
             borrowed_pages=self.pull_back.borrower.pages,
             borrow_failures=dict(self.pull_back.borrower.failures),
             waiting_tokens=self.backlog.tokens,
+            **self.parts.counted(),
             available_pages=self.parts.available_pages,
         )
 
@@ -297,7 +298,7 @@ class _PrefillRun:
             parts.verifier.seal, self._reservation.id, prompt.recorded_pages, page, tail_hash
         )
         parts.manager.seal_private(self._reservation, verified)
-        return parts.columns(prompt.recorded_pages, page, tail_hash)
+        return parts.announced(prompt.recorded_pages, page, tail_hash)
 
 
 def _announced(
@@ -307,7 +308,7 @@ def _announced(
     late = max(request.first_page_wanted - first, 0)
     if late >= len(standing):
         return None
-    return parts.columns(first + late, standing[late:], prompt.hashes.part(first + late, first + len(standing)))
+    return parts.announced(first + late, standing[late:], prompt.hashes.part(first + late, first + len(standing)))
 
 
 def _this_task() -> asyncio.Task[object]:

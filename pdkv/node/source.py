@@ -79,7 +79,7 @@ class Source:
         self.leases.require_room(owner)
         pages = self.parts.manager.lend(call.hashes, lease_id)
         self._grant(lease_id, owner)
-        columns = self.parts.columns(first, pages[first:], call.hashes.part(first, len(pages)))
+        columns = self.parts.announced(first, pages[first:], call.hashes.part(first, len(pages)))
         return Loan(Accepted(lease_id, self.ttl_s), columns)
 
     def grant(self, lease_id: LeaseId, owner: PeerName, request: RequestId) -> None:

@@ -469,6 +469,46 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class UsesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class TotalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -494,6 +534,8 @@ class NodeStatus(_message.Message):
     RAILS_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -558,6 +600,14 @@ class NodeStatus(_message.Message):
     def rails(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Network device to what carries reads over it, and to which peers it is down."""
 
+    @_builtins.property
+    def uses(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of the cached pages: evictable, locked."""
+
+    @_builtins.property
+    def totals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What was counted since the start, by name with the unit last."""
+
     def __init__(
         self,
         *,
@@ -586,10 +636,12 @@ class NodeStatus(_message.Message):
         rails: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         waiting_tokens: _builtins.int = ...,
         available_pages: _builtins.int = ...,
+        uses: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        totals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "unready", b"unready", "unsettled", b"unsettled", "waiting_tokens", b"waiting_tokens", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "totals", b"totals", "unready", b"unready", "unsettled", b"unsettled", "uses", b"uses", "waiting_tokens", b"waiting_tokens", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

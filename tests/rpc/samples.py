@@ -81,6 +81,8 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         claims={"claimed": 12, "held": 5, "growing": 1},
         waiting_tokens=1280,
         available_pages=11,
+        uses={"evictable": 3, "locked": 1},
+        totals={"read_main_bytes": 1 << 40, "hit_pages": 12},
     )
 
 

@@ -138,6 +138,8 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         claims=status.claims,
         waiting_tokens=status.waiting_tokens,
         available_pages=status.available_pages,
+        uses=status.uses,
+        totals=status.totals,
     )
 
 
@@ -175,6 +177,8 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         claims={checks.name("claims", key): count for key, count in message.claims.items()},
         waiting_tokens=message.waiting_tokens,
         available_pages=message.available_pages,
+        uses=counts("uses", message.uses),
+        totals=counts("totals", message.totals),
     )
 
 
@@ -189,6 +193,11 @@ def _peer_status_from_pb(message: common_pb2.PeerStatus) -> PeerStatus:
 
 def _lease_from_pb(message: common_pb2.LeaseStatus) -> LeaseStatus:
     return LeaseStatus(checks.name("peer", message.peer), message.left_s, message.computing)
+
+
+def counts(field: str, values: Mapping[str, int]) -> dict[str, int]:
+    checks.bounded(field, values)
+    return {checks.name(field, key): count for key, count in values.items()}
 
 
 def texts(field: str, values: Mapping[str, str]) -> dict[str, str]:
