@@ -19,6 +19,7 @@ import typer
 
 from pdkv.cli.client import ClientOptions, options_command
 from pdkv.cli.tracing import traced
+from pdkv.cli.whom import known_as, wait_for
 from pdkv.errors import ConfigError, PeerLost
 from pdkv.tracing.span import begun, trace_of
 
@@ -183,18 +184,19 @@ def _tokens(prompt: str) -> UInt32Array:
 async def _generate(options: GenerateOptions, security: Security, request: GenerateRequest) -> None:
     from pdkv.node.messages import GenerateDone
     from pdkv.rpc.client import GrpcDirectory
-    from pdkv.rpc.health import until_serving
 
-    if options.wait is not None:
-        await until_serving(options.address, security, within_s=options.wait)
     directory = GrpcDirectory(security)
     service: DecodeService = directory.decode(options.decode) if options.decode else directory.router(options.router)
     tokens: list[int] = []
     done: GenerateDone | None = None
     try:
+        if options.wait is not None:
+            await wait_for(directory, options.address, security, options.wait)
         with begun("pdkv.generate") as span:
             trace = trace_of(span)
-            async with aclosing(service.generate(request)) as events:
+            flag = "--decode" if options.decode else "--router"
+            whom = known_as(directory, options.address, flag)
+            async with whom, aclosing(service.generate(request)) as events:
                 async for event in events:
                     if isinstance(event, GenerateDone):
                         done = event
