@@ -36,7 +36,7 @@ def refused(cls: type[ServiceConfig], values: dict[str, Any], **more: Any) -> Co
 def test_defaults() -> None:
     config = resolve(PrefillConfig, NODE, environ={})
     assert (config.bind, config.lease_ttl_s, config.chunk_tokens) == ("127.0.0.1:0", 30.0, 32_768)
-    assert (config.read_max_bytes, config.digest, config.placement) == (256 << 20, "xxh3_64", "page_major")
+    assert (config.read_max_bytes, config.digest, config.placement) == (512 << 20, "xxh3_64", "page_major")
     assert not resolve(DecodeConfig, NODE, environ={}).allow_fault_injection
 
 
@@ -90,12 +90,15 @@ def test_every_field_says_what_it_is(cls: type[ServiceConfig]) -> None:
         (DecodeConfig, {"draft_tokens": 0}, "draft_tokens", "a whole number, 1 to 16"),
         (PrefillConfig, {"indexer_types": "full,half"}, "indexer_types.1", "one of full, shared"),
         (DecodeConfig, {"prefill_addresses": "a:1,b"}, "prefill_addresses.1", "host:port"),
+        (DecodeConfig, {"source_addresses": "dns:a:b"}, "source_addresses.0", "host:port"),
+        (DecodeConfig, {"prefill_addresses": "a:1,dns:b"}, "prefill_addresses.1", "dns:NAME:PORT"),
+        (DecodeConfig, {"dns_server": "ns.test:53"}, "dns_server", "IP address:port"),
         (RouterConfig, {"decode_addresses": "a:1"}, "prefill_addresses", "no default"),
         (
             RouterConfig,
             {"decode_addresses": "", "prefill_addresses": "a:1"},
             "decode_addresses",
-            "at least 1, each host:port, with commas between them",
+            "at least 1, each host:port, dns:NAME:PORT, dns:_PORT._tcp.NAME or k8s:[NAMESPACE/]SERVICE[:PORT], with",
         ),
     ],
 )

@@ -24,7 +24,7 @@ BoolArray = npt.NDArray[np.bool_]
 class TransferSettings:
     """Limits and waits of a transfer engine."""
 
-    read_max_bytes: int = 256 << 20
+    read_max_bytes: int = 512 << 20
     """Of one READ: bounds what a fence has to wait for. What is under way (`under_way_s`) bounds it, too."""
     under_way_s: float = 0.008
     """Bytes under way are what arrives in so long: who comes next waits for no more, and the link never waits."""
