@@ -75,6 +75,8 @@ class ServiceConfig(BaseModel):
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe lines that are logged, to stderr."""
+    log_format: Literal["text", "json"] = "text"
+    """How: for people, or one JSON object a line; docs/logs.md has the fields."""
     trace_endpoint: CollectorUrl = ""
     """Where traces go, over OTLP/gRPC: http://collector:4317; empty: where OpenTelemetry's own variables say, or
     nowhere. See docs/tracing.md."""

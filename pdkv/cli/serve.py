@@ -24,6 +24,7 @@ from pdkv.cli.signals import end_at_once
 from pdkv.cli.tracing import traced
 from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, Draining, PeerLost
+from pdkv.logs import say, set_up
 from pdkv.machine.heap import keep_freed
 from pdkv.node.flow import deadline, together
 from pdkv.node.readiness import Readiness
@@ -45,14 +46,6 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise PeerLost("the process that started this one has ended", parent=parent)
-
-
-def set_up_logging(config: ServiceConfig) -> None:
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s {config.node_id} %(name)s: %(message)s",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +88,21 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
     facts = {"role": served.role, "name": served.name, "address": address}
     if options.json:
         print(json.dumps(facts), flush=True)
-    log.info("serving %s", " ".join(f"{name}={value}" for name, value in facts.items()))
+    say(log, logging.INFO, "serving", facts)
+    ready = "ready" if served.readiness.unready else "ready again"
+
+    async def tell(unready: str) -> None:
+        """The health service, and whoever reads the log."""
+        nonlocal ready
+        if unready:
+            log.warning("not ready: %s", unready)
+        else:
+            log.info(ready)
+            ready = "ready again"
+        await server.set_serving(serving=not unready)
+
     async with together() as group:
-        health = group.create_task(served.readiness.watch(lambda why: _say(served, why)))
+        health = group.create_task(served.readiness.watch(tell))
         await told.wait()
         health.cancel()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,20 +120,11 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
     await server.stop(LAST_WORDS_S)
 
 
-async def _say(served: Served, unready: str) -> None:
-    """To the health service, and to whoever reads the log."""
-    if unready:
-        log.warning("not ready: %s", unready)
-    else:
-        log.info("ready again")
-    await served.server.set_serving(serving=not unready)
-
-
 def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], options: ServeOptions) -> None:
     """The whole life of a serving process."""
     if options.exit_with is not None:
         die_with(options.exit_with)
-    set_up_logging(config)
+    set_up(config.node_id, config.log_level, config.log_format)
     keep_freed()
 
     async def main() -> None:

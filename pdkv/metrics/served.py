@@ -1,36 +1,36 @@
 """Nodes and routers whose requests are observed.
 
-Guarantees: each request counts once, by how it ended; observing changes nothing of what is served, and what a stream
-raises is raised.
+Guarantees: each request counts once, and has one line in the log, by how it ended; observing changes nothing of what is
+served, and what a stream raises is raised.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import replace
 
 from pdkv.errors import DigestMismatch, PdkvError
-from pdkv.metrics.names import ABORTED, DONE, FIRST_STEP, Metrics
+from pdkv.metrics.ending import Ending, answer_facts, cached_tokens, prefill_facts
+from pdkv.metrics.names import FIRST_STEP, Metrics
 from pdkv.metrics.timeline import Timeline
+from pdkv.metrics.totals import totals
+from pdkv.metrics.traced import tell
 from pdkv.node.decode import DecodeNode
 from pdkv.node.messages import (
     GenerateDone,
     GenerateEvent,
     GenerateRequest,
     NodeIntro,
+    NodeStatus,
     PrefillDone,
     PrefillEvent,
     PrefillRequest,
     Shipment,
-    Token,
 )
 from pdkv.node.prefill import PrefillNode
 from pdkv.router.service import Router
-
-Event = TypeVar("Event")
-LAST_WORDS = (GenerateDone, PrefillDone)
+from pdkv.tracing.span import current
 
 
 class MeteredPrefillNode(PrefillNode):
@@ -45,16 +45,25 @@ class MeteredPrefillNode(PrefillNode):
             _refused(self.metrics, error)
             raise
 
+    def status(self) -> NodeStatus:
+        status = super().status()
+        return replace(status, totals=status.totals | totals(self.metrics))
+
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        async with aclosing(_counted(self.metrics, super().prefill(request))) as events:
-            async for event in events:
-                if isinstance(event, PrefillDone):
-                    self.metrics.prefill.observe(event.prefill_s)
-                    hit = event.chunk_starts[0] if event.chunk_starts else len(request.tokens)
-                    page_tokens = self.parts.contract.page_tokens
-                    self.metrics.hits.observe(hit // page_tokens)
-                    self.metrics.tokens.labels("prompt").inc(len(request.tokens))
-                yield event
+        ending = Ending(request.request_id, len(request.tokens))
+        try:
+            async with aclosing(ending.watch(super().prefill(request))) as events:
+                async for event in events:
+                    yield event
+        finally:
+            _count(self.metrics, ending)
+            tell(current(), ending, {})
+            if isinstance(done := ending.done, PrefillDone):
+                self.metrics.prefill.observe(done.prefill_s)
+                hit = cached_tokens(done.chunk_starts, len(request.tokens))
+                self.metrics.hits.observe(hit // self.parts.contract.page_tokens)
+                self.metrics.tokens.labels("prompt").inc(len(request.tokens))
+            ending.say({"peer": str(request.envelope.sender), **prefill_facts(ending)})
 
 
 class MeteredDecodeNode(DecodeNode):
@@ -63,17 +72,27 @@ class MeteredDecodeNode(DecodeNode):
     metrics: Metrics
     timeline: Timeline
 
+    def status(self) -> NodeStatus:
+        status = super().status()
+        return replace(status, totals=status.totals | totals(self.metrics))
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        ending = Ending(request.request_id, len(request.tokens))
         mine = self.timeline.begin(request.request_id)
         try:
-            async with aclosing(_generated(self.metrics, super().generate(request))) as events:
+            async with aclosing(ending.watch(super().generate(request))) as events:
                 async for event in events:
-                    if isinstance(event, GenerateDone):
-                        self._observe(event, self.timeline.end(request.request_id))
                     yield event
         finally:
-            if mine:
-                self.timeline.end(request.request_id)
+            span = current()
+            so_far = self.timeline.so_far(request.request_id) if mine and span.listening else {}
+            stages = self.timeline.end(request.request_id) if mine else {}
+            tell(span, ending, so_far)
+            _count(self.metrics, ending)
+            _count_answer(self.metrics, ending)
+            if isinstance(ending.done, GenerateDone):
+                self._observe(ending.done, stages)
+            ending.say({f"{stage}_s": seconds for stage, seconds in stages.items()} | answer_facts(ending))
 
     def _observe(self, done: GenerateDone, stages: dict[str, float]) -> None:
         metrics = self.metrics
@@ -98,42 +117,31 @@ class MeteredRouter(Router):
     metrics: Metrics
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        async with aclosing(_generated(self.metrics, super().generate(request))) as events:
-            async for event in events:
-                yield event
+        ending = Ending(request.request_id, len(request.tokens))
+        try:
+            async with aclosing(ending.watch(super().generate(request))) as events:
+                async for event in events:
+                    yield event
+        finally:
+            _count(self.metrics, ending)
+            _count_answer(self.metrics, ending)
+            tell(current(), ending, {})
+            ending.say(answer_facts(ending))
 
 
-async def _generated(
-    metrics: Metrics, events: AsyncGenerator[GenerateEvent, None]
-) -> AsyncGenerator[GenerateEvent, None]:
-    """Counted, with the times of the first two tokens."""
-    began_s = first_s = time.monotonic()
-    async with aclosing(_counted(metrics, events)) as counted:
-        async for event in counted:
-            if isinstance(event, Token) and event.index == 0:
-                first_s = time.monotonic()
-                metrics.ttft.observe(first_s - began_s)
-            elif isinstance(event, Token) and event.index == 1:
-                metrics.stages.labels(FIRST_STEP).observe(time.monotonic() - first_s)
-            yield event
+def _count(metrics: Metrics, ending: Ending) -> None:
+    metrics.requests.labels(ending.outcome).inc()
+    if ending.error is not None:
+        _refused(metrics, ending.error)
+    if isinstance(ending.error, DigestMismatch):
+        metrics.digest_failures.inc()
 
 
-async def _counted(metrics: Metrics, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    outcome = ABORTED
-    try:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, LAST_WORDS):
-                    outcome = DONE
-                yield event
-    except PdkvError as error:
-        outcome = error.kind
-        _refused(metrics, error)
-        if isinstance(error, DigestMismatch):
-            metrics.digest_failures.inc()
-        raise
-    finally:
-        metrics.requests.labels(outcome).inc()
+def _count_answer(metrics: Metrics, ending: Ending) -> None:
+    if ending.ttft_s is not None:
+        metrics.ttft.observe(ending.ttft_s)
+    if ending.first_step_s is not None:
+        metrics.stages.labels(FIRST_STEP).observe(ending.first_step_s)
 
 
 def _refused(metrics: Metrics, error: PdkvError) -> None:
@@ -150,10 +158,6 @@ def _observe_shipment(metrics: Metrics, shipment: Shipment) -> None:
     metrics.bytes.labels("index").inc(shipment.bytes_index)
     metrics.hits.observe(shipment.pages_hit)
     for source in ("hit", "shipped", "pulled_back"):
-        metrics.pages.labels(source).inc(_pages(shipment, source))
+        metrics.pages.labels(source).inc(getattr(shipment, f"pages_{source}"))
     metrics.verified.inc(shipment.digests_verified)
     metrics.tokens.labels("prompt").inc(shipment.prompt_tokens)
-
-
-def _pages(shipment: Shipment, source: str) -> Any:
-    return getattr(shipment, f"pages_{source}")

@@ -48,6 +48,13 @@ class Workspace:
         scores = {} if self.scores_bytes is None else {"scores_bytes": self.scores_bytes}
         return {"max_batched_tokens": self.max_batched_tokens, "topk_bytes": self.topk_bytes, **scores}
 
+    def __str__(self) -> str:
+        """The same in words."""
+        scores = "as many scores as that takes" if self.scores_bytes is None else f"{self.scores_bytes:,} B of scores"
+        return (
+            f"steps of up to {self.max_batched_tokens:,} tokens, {self.topk_bytes:,} B for what they select, {scores}"
+        )
+
     def _rows(self, start: int, most: int) -> int:
         """The most whole pages of rows, up to `most`, that fit: more rows always take more bytes."""
         low, high = 1, most // self.page_tokens

@@ -27,6 +27,7 @@ SAID = ServeOptions(json=True, exit_with=None)
 SERVES = ("start", "serving False")
 CUT = ("Draining: r0 has ended", "stop 1")
 ENDS = ("calls ended", *CUT)
+UNREADY = "no peer of 2 can be reached"
 
 
 @dataclass
@@ -105,25 +106,27 @@ def test_what_does_not_end_within_the_grace_is_cut_off(caplog: pytest.LogCapture
 
 def test_the_health_service_says_what_the_node_says_while_it_serves(caplog: pytest.LogCaptureFixture) -> None:
     class Sick(Script):
-        """Told to end only once it has been unready, and ready again."""
+        """Unready at first, then once more; told to end when it is ready for the second time."""
 
         async def start(self) -> str:
             self.steps.append("start")
-            self.readiness.say("peers", "no peer of 2 can be reached")
+            self.readiness.say("peers", UNREADY)
             return "127.0.0.1:7000"
 
         async def set_serving(self, *, serving: bool) -> None:
             await super().set_serving(serving=serving)
-            if serving:
-                os.kill(os.getpid(), signal.SIGTERM)
-            self.readiness.say("peers", "")
+            if self.steps.count("serving True") == 2:
+                if serving:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self.readiness.say("peers", UNREADY if serving else "")
 
     sick = Sick()
     with caplog.at_level("INFO"):
         sick.run()
-    assert sick.steps == ["start", "serving False", "serving True", "serving False", "drain", *ENDS]
+    assert sick.steps == ["start", *["serving False", "serving True"] * 2, "serving False", "drain", *ENDS]
     lines = [record.message for record in caplog.records if "ready" in record.message]
-    assert lines == ["not ready: no peer of 2 can be reached", "ready again"]
+    assert lines == [f"not ready: {UNREADY}", "ready", f"not ready: {UNREADY}", "ready again"]
 
 
 PARENT = """

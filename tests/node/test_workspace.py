@@ -77,3 +77,8 @@ def test_a_node_keeps_to_it_and_shows_it() -> None:
         await recovered(pair)
 
     run(scenario, make_pair())
+
+
+def test_it_says_in_words_what_is_planned() -> None:
+    assert str(WIDE) == "steps of up to 32,768 tokens, 268,435,456 B for what they select, as many scores as that takes"
+    assert str(replace(WIDE, scores_bytes=64 * MIB)).endswith(", 67,108,864 B of scores")
