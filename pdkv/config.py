@@ -19,9 +19,11 @@ from pdkv.fields import (
     Bytes,
     CollectorUrl,
     Count,
+    DnsServer,
     FilePath,
     Listed,
     NodeName,
+    NodePlaces,
     Seconds,
     Takes,
     ZmqEndpoint,
@@ -265,8 +267,11 @@ class PrefillConfig(NodeConfig):
 class DecodeConfig(NodeConfig):
     """A decode node."""
 
-    prefill_addresses: Addresses = ()
-    """Used in turn for requests that name none; requests may name these."""
+    prefill_addresses: NodePlaces = ()
+    """Used in turn for requests that name none; requests may name these. Addresses, or where some are found: see
+    docs/operations.md."""
+    dns_server: DnsServer = ""
+    """Who is asked where prefill_addresses says dns:; empty: whom this machine asks."""
     prefill_allow: Annotated[tuple[str, ...], Listed] = ()
     """Other prefill nodes that a request or router may name, as patterns of host:port: 10.1.*:7000, *.prefill.svc:7000,
     or * for any. Whatever is named gets the prompt and is believed about its pages."""
@@ -317,10 +322,13 @@ class RankConfig(NodeConfig):
 class RouterConfig(ServiceConfig):
     """A router."""
 
-    prefill_addresses: Addresses = Field(min_length=1)
-    """Prefill nodes to send prompts to."""
-    decode_addresses: Addresses = Field(min_length=1)
-    """Decode nodes to send requests to."""
+    prefill_addresses: NodePlaces = Field(min_length=1)
+    """Prefill nodes to send prompts to: addresses, or where some are found, such as dns:_grpc._tcp.prefill; see
+    docs/operations.md."""
+    decode_addresses: NodePlaces = Field(min_length=1)
+    """Decode nodes to send requests to, likewise."""
+    dns_server: DnsServer = ""
+    """Who is asked where a list of addresses says dns:; empty: whom this machine asks."""
     on_failure: Literal["fail", "retry", "recompute"] | None = None
     """For requests that don't say: see decode; none: each decode node's own."""
     policy: Literal["prefix", "round-robin"] = "prefix"

@@ -245,6 +245,15 @@ class LeaseExpired(PdkvError):
     status = "NOT_FOUND"
 
 
+class DiscoveryFailed(PdkvError):
+    """Where nodes are couldn't be learnt: names the place and what went wrong. Those that are known stay known."""
+
+    status = "UNAVAILABLE"
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(f"{place}: {why}", place=place)
+
+
 class LaneRefused(PdkvError):
     """RDMA was required and another lane would be used."""
 

@@ -6,6 +6,7 @@ wrong with it; `--help` says the same, because both come from here. Pure.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen, MultipleOf
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+from pdkv.discovery.words import ALLOWED, place_of
 from pdkv.errors import ConfigError
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -86,12 +88,27 @@ def _address(value: object) -> object:
     return value
 
 
+def _place(value: object) -> object:
+    return value if isinstance(value, str) and place_of(value) else _address(value)
+
+
+def _ip_address(value: object) -> object:
+    if isinstance(value, str) and value:
+        _address(value)
+        ipaddress.ip_address(host_of(value).strip("[]"))
+    return value
+
+
 Listed = BeforeValidator(_listed)
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0), Takes("SIZE", _SIZE_WORDS)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("SECONDS", "a finite number of seconds")]
 Count = Annotated[int, Field(ge=0)]
 Address = Annotated[str, BeforeValidator(_address), Takes("HOST:PORT", "host:port")]
 Addresses = Annotated[tuple[Address, ...], Listed]
+NodePlace = Annotated[str, BeforeValidator(_place), Takes("HOST:PORT", ALLOWED)]
+NodePlaces = Annotated[tuple[NodePlace, ...], Listed]
+"""Addresses, and places where some are found; see `discovery.words`."""
+DnsServer = Annotated[str, BeforeValidator(_ip_address), Takes("IP:PORT", "IP address:port, such as 10.96.0.10:53")]
 ZmqEndpoint = Annotated[
     str,
     _matching(r"|(tcp|ipc)://.+"),

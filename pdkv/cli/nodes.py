@@ -60,6 +60,7 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.cli.export import exporting_node
     from pdkv.cli.publish import publishing
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.discovery.finder import Finder, source_by
     from pdkv.kvcache.eviction import eviction_order
     from pdkv.metrics.served import MeteredDecodeNode
     from pdkv.metrics.timeline import Timeline
@@ -82,7 +83,6 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 ranks = [directory.rank(address) for address in config.rank_addresses]
                 parts, group = await lead(parts, ranks, order=eviction_order(config.eviction))
             settings = DecodeSettings(
-                prefill_addresses=config.prefill_addresses,
                 read_deadline_s=config.read_deadline_s,
                 allow_fault_injection=config.allow_fault_injection,
                 queue_limit=config.queue_limit,
@@ -106,11 +106,16 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             faults = FaultPlan.parse(config.fault_plan)
             node = MeteredDecodeNode(parts, faults.directory(directory), settings, faults.sources(directory.sources))
             node.timeline = timeline
+            finder = Finder(
+                {"prefill": config.prefill_addresses},
+                lambda _, addresses: node.links.replace_own(addresses),
+                source_by(config.dns_server),
+            )
             control = Control(parts.readiness, node.drain, node.compact)
             services = Services(decode=node, source=node.source, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             # As on a prefill node: what is lent has to come back.
-            beside = (node.watch_leases, node.keeper.run, node.links.redial.run)
+            beside = (node.watch_leases, node.keeper.run, node.links.redial.run, finder.run)
             served = Served(
                 config, server, "decode", str(parts.name), node.drain, parts.readiness, control.told, beside
             )
@@ -128,11 +133,12 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
 def run_router(config: RouterConfig, options: ServeOptions) -> None:
     from pdkv.cli.export import exporting_router
     from pdkv.cli.serve import Served, run_service, run_until_told
+    from pdkv.discovery.finder import Finder, source_by
     from pdkv.metrics.served import MeteredRouter
     from pdkv.node.control import Control
-    from pdkv.node.messages import FailurePolicy
     from pdkv.node.readiness import Readiness
-    from pdkv.router.registry import Registry
+    from pdkv.router.discovered import DiscoveredRouter
+    from pdkv.router.registry import Registry, Role
     from pdkv.router.watch import Watch
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
@@ -140,15 +146,21 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
     async def serve() -> None:
         directory = GrpcDirectory(config.security())
         try:
-            registry = Registry(config.prefill_addresses, config.decode_addresses)
-            policy = FailurePolicy(config.on_failure) if config.on_failure else None
+            registry = Registry((), ())
             readiness = Readiness()
             router = MeteredRouter(registry, directory, _routing(config))
             watch = Watch(registry, directory, readiness)
+
+            def known(role: str, addresses: tuple[str, ...]) -> None:
+                registry.replace(Role(role), addresses)
+                watch.changed.set()
+
+            lists = {Role.PREFILL.value: config.prefill_addresses, Role.DECODE.value: config.decode_addresses}
+            finder = Finder(lists, known, source_by(config.dns_server))
             control = Control(readiness, router.drain)
-            services = Services(router=router, admin=control)
+            services = Services(router=DiscoveredRouter(router, finder.status), admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
-            beside = (watch.run,)
+            beside = (watch.run, finder.run)
             served = Served(config, server, "router", config.node_id, router.drain, readiness, control.told, beside)
             with exporting_router(config, router, readiness):
                 await run_until_told(served, options)

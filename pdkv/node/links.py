@@ -70,10 +70,19 @@ class Redial(Rounds[str]):
             self._failed.pop(address, None)
         else:
             self._failed[address] = (f"{error.kind}: {error}", self._now())
+        self._changed()
+
+    def replace(self, own: Sequence[str]) -> None:
+        """These are the node's own now; how dialling the others went counts no more."""
+        self._own = frozenset(own)
+        self._failed = {address: failed for address, failed in self._failed.items() if address in self._own}
+        self._changed()
+
+    def _changed(self) -> None:
         self.changed.set()
         self._peers.speak()
         words = "; ".join(f"{address}: {why}" for address, (why, _) in self._failed.items())
-        every = len(self._failed) == len(self._own)
+        every = bool(self._failed) and len(self._failed) == len(self._own)
         self.unreached(f"no prefill node of {len(self._own)} could be met: {words}" if every else "")
 
     def due(self) -> Mapping[str, float]:
@@ -101,15 +110,22 @@ class LinksTo(Generic[P]):
         self._parts = parts
         self._peers = peers
         self._directory = directory
-        self._allowed = (*own, *allowed)
+        self.own = tuple(own)
+        self._allowed = tuple(allowed)
         self._links: dict[str, LinkTo[P]] = {}
         self._dialling: dict[str, asyncio.Task[LinkTo[P]]] = {}
         """Only of addresses that are dialled now: they come from whoever sends a request."""
         peers.gone = partial(self._gone, peers.gone)
         self.redial = Redial(self.of, own, peers)
         self.redial.unreached = partial(parts.readiness.say, "links")
-        if own:
-            peers.unmet = lambda: any(address not in self._links and address not in self.redial for address in own)
+        if self.needed:
+            peers.unmet = lambda: any(address not in self._links and address not in self.redial for address in self.own)
+
+    def replace_own(self, addresses: Sequence[str]) -> None:
+        """These are the node's own from now on: others that it is connected to stay, and are dialled no more unless
+        they are allowed."""
+        self.own = tuple(addresses)
+        self.redial.replace(addresses)
 
     def met(self, address: str) -> LinkTo[P] | None:
         """The node at `address`, if it is connected and was good for something last."""
@@ -125,8 +141,8 @@ class LinksTo(Generic[P]):
         if (link := self.met(address)) is not None:
             return link
         if address not in self._dialling:
-            if not any(fnmatchcase(address, pattern) for pattern in self._allowed):
-                raise AddressRefused(address, self._allowed)
+            if address not in self.own and not any(fnmatchcase(address, pattern) for pattern in self._allowed):
+                raise AddressRefused(address, (*self.own, *self._allowed))
             task = self._dialling[address] = begin(self._dial(address))
             task.add_done_callback(lambda _: self._dialling.pop(address))
         return await asyncio.shield(self._dialling[address])

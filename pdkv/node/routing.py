@@ -71,3 +71,5 @@ class RouterStatus:
     """What became of the questions to nodes: answered, late, failed, spared (not asked: the last one is still out)."""
     choosing_s: float = 0.0
     """That requests waited for such answers, all together."""
+    discovery: dict[str, str] = field(default_factory=dict)
+    """List and place, "prefill dns:NAME:PORT", to how many nodes are found there, and why none is now."""

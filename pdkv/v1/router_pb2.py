@@ -26,7 +26,7 @@ from pdkv.v1 import common_pb2 as pdkv_dot_v1_dot_common__pb2
 from pdkv.v1 import decode_pb2 as pdkv_dot_v1_dot_decode__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/router.proto\x12\x07pdkv.v1\x1a\x14pdkv/v1/common.proto\x1a\x14pdkv/v1/decode.proto\"\xa7\x06\n\x0cRouterStatus\x12\x33\n\x07prefill\x18\x01 \x03(\x0b\x32\".pdkv.v1.RouterStatus.PrefillEntry\x12\x31\n\x06\x64\x65\x63ode\x18\x02 \x03(\x0b\x32!.pdkv.v1.RouterStatus.DecodeEntry\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x35\n\x08\x63ontents\x18\x04 \x03(\x0b\x32#.pdkv.v1.RouterStatus.ContentsEntry\x12/\n\x05\x61part\x18\x05 \x03(\x0b\x32 .pdkv.v1.RouterStatus.ApartEntry\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12/\n\x05nodes\x18\x08 \x03(\x0b\x32 .pdkv.v1.RouterStatus.NodesEntry\x12\x33\n\x07\x63hoices\x18\t \x03(\x0b\x32\".pdkv.v1.RouterStatus.ChoicesEntry\x12\x37\n\testimates\x18\n \x03(\x0b\x32$.pdkv.v1.RouterStatus.EstimatesEntry\x12\x12\n\nchoosing_s\x18\x0b \x01(\x01\x1a.\n\x0cPrefillEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x44\x65\x63odeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rContentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nApartEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x41\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pdkv.v1.RoutedNode:\x02\x38\x01\x1a.\n\x0c\x43hoicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0e\x45stimatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"{\n\nRoutedNode\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61vailable_pages\x18\x04 \x01(\x04\x12\r\n\x05pages\x18\x05 \x01(\x04\x12\r\n\x05trust\x18\x06 \x01(\x01\x32\x81\x01\n\x06Router\x12>\n\x08Generate\x12\x18.pdkv.v1.GenerateRequest\x1a\x16.pdkv.v1.GenerateEvent0\x01\x12\x37\n\x06Status\x12\x16.pdkv.v1.StatusRequest\x1a\x15.pdkv.v1.RouterStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/router.proto\x12\x07pdkv.v1\x1a\x14pdkv/v1/common.proto\x1a\x14pdkv/v1/decode.proto\"\x92\x07\n\x0cRouterStatus\x12\x33\n\x07prefill\x18\x01 \x03(\x0b\x32\".pdkv.v1.RouterStatus.PrefillEntry\x12\x31\n\x06\x64\x65\x63ode\x18\x02 \x03(\x0b\x32!.pdkv.v1.RouterStatus.DecodeEntry\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x35\n\x08\x63ontents\x18\x04 \x03(\x0b\x32#.pdkv.v1.RouterStatus.ContentsEntry\x12/\n\x05\x61part\x18\x05 \x03(\x0b\x32 .pdkv.v1.RouterStatus.ApartEntry\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12/\n\x05nodes\x18\x08 \x03(\x0b\x32 .pdkv.v1.RouterStatus.NodesEntry\x12\x33\n\x07\x63hoices\x18\t \x03(\x0b\x32\".pdkv.v1.RouterStatus.ChoicesEntry\x12\x37\n\testimates\x18\n \x03(\x0b\x32$.pdkv.v1.RouterStatus.EstimatesEntry\x12\x12\n\nchoosing_s\x18\x0b \x01(\x01\x12\x37\n\tdiscovery\x18\x0c \x03(\x0b\x32$.pdkv.v1.RouterStatus.DiscoveryEntry\x1a.\n\x0cPrefillEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x44\x65\x63odeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rContentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a,\n\nApartEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x41\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pdkv.v1.RoutedNode:\x02\x38\x01\x1a.\n\x0c\x43hoicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0e\x45stimatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0e\x44iscoveryEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"{\n\nRoutedNode\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61vailable_pages\x18\x04 \x01(\x04\x12\r\n\x05pages\x18\x05 \x01(\x04\x12\r\n\x05trust\x18\x06 \x01(\x01\x32\x81\x01\n\x06Router\x12>\n\x08Generate\x12\x18.pdkv.v1.GenerateRequest\x1a\x16.pdkv.v1.GenerateEvent0\x01\x12\x37\n\x06Status\x12\x16.pdkv.v1.StatusRequest\x1a\x15.pdkv.v1.RouterStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,24 +47,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERSTATUS_CHOICESENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERSTATUS_ESTIMATESENTRY']._loaded_options = None
   _globals['_ROUTERSTATUS_ESTIMATESENTRY']._serialized_options = b'8\001'
+  _globals['_ROUTERSTATUS_DISCOVERYENTRY']._loaded_options = None
+  _globals['_ROUTERSTATUS_DISCOVERYENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERSTATUS']._serialized_start=78
-  _globals['_ROUTERSTATUS']._serialized_end=885
-  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_start=532
-  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_end=578
-  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_start=580
-  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_end=625
-  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_start=627
-  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_end=674
-  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_start=676
-  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_end=720
-  _globals['_ROUTERSTATUS_NODESENTRY']._serialized_start=722
-  _globals['_ROUTERSTATUS_NODESENTRY']._serialized_end=787
-  _globals['_ROUTERSTATUS_CHOICESENTRY']._serialized_start=789
-  _globals['_ROUTERSTATUS_CHOICESENTRY']._serialized_end=835
-  _globals['_ROUTERSTATUS_ESTIMATESENTRY']._serialized_start=837
-  _globals['_ROUTERSTATUS_ESTIMATESENTRY']._serialized_end=885
-  _globals['_ROUTEDNODE']._serialized_start=887
-  _globals['_ROUTEDNODE']._serialized_end=1010
-  _globals['_ROUTER']._serialized_start=1013
-  _globals['_ROUTER']._serialized_end=1142
+  _globals['_ROUTERSTATUS']._serialized_end=992
+  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_start=589
+  _globals['_ROUTERSTATUS_PREFILLENTRY']._serialized_end=635
+  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_start=637
+  _globals['_ROUTERSTATUS_DECODEENTRY']._serialized_end=682
+  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_start=684
+  _globals['_ROUTERSTATUS_CONTENTSENTRY']._serialized_end=731
+  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_start=733
+  _globals['_ROUTERSTATUS_APARTENTRY']._serialized_end=777
+  _globals['_ROUTERSTATUS_NODESENTRY']._serialized_start=779
+  _globals['_ROUTERSTATUS_NODESENTRY']._serialized_end=844
+  _globals['_ROUTERSTATUS_CHOICESENTRY']._serialized_start=846
+  _globals['_ROUTERSTATUS_CHOICESENTRY']._serialized_end=892
+  _globals['_ROUTERSTATUS_ESTIMATESENTRY']._serialized_start=894
+  _globals['_ROUTERSTATUS_ESTIMATESENTRY']._serialized_end=942
+  _globals['_ROUTERSTATUS_DISCOVERYENTRY']._serialized_start=944
+  _globals['_ROUTERSTATUS_DISCOVERYENTRY']._serialized_end=992
+  _globals['_ROUTEDNODE']._serialized_start=994
+  _globals['_ROUTEDNODE']._serialized_end=1117
+  _globals['_ROUTER']._serialized_start=1120
+  _globals['_ROUTER']._serialized_end=1249
 # @@protoc_insertion_point(module_scope)

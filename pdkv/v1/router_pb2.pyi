@@ -163,6 +163,26 @@ class RouterStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DiscoveryEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
@@ -174,6 +194,7 @@ class RouterStatus(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     ESTIMATES_FIELD_NUMBER: _builtins.int
     CHOOSING_S_FIELD_NUMBER: _builtins.int
+    DISCOVERY_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     waiting: _builtins.int
     """Of `requests`, those that no node was asked for yet."""
@@ -205,6 +226,10 @@ class RouterStatus(_message.Message):
     def estimates(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """What became of the questions to nodes, to how often."""
 
+    @_builtins.property
+    def discovery(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """"ROLE PLACE" to how many nodes are found there, and why none is now."""
+
     def __init__(
         self,
         *,
@@ -219,10 +244,11 @@ class RouterStatus(_message.Message):
         choices: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         estimates: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         choosing_s: _builtins.float = ...,
+        discovery: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "choices", b"choices", "choosing_s", b"choosing_s", "contents", b"contents", "decode", b"decode", "estimates", b"estimates", "nodes", b"nodes", "policy", b"policy", "prefill", b"prefill", "requests", b"requests", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "choices", b"choices", "choosing_s", b"choosing_s", "contents", b"contents", "decode", b"decode", "discovery", b"discovery", "estimates", b"estimates", "nodes", b"nodes", "policy", b"policy", "prefill", b"prefill", "requests", b"requests", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

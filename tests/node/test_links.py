@@ -362,3 +362,26 @@ def test_the_link_of_a_forgotten_peer_goes_with_its_connection() -> None:
         await recovered(pair)
 
     run(scenario, make_pair())
+
+
+def test_a_nodes_own_addresses_may_change() -> None:
+    """Those that are new may be dialled, those that went may not; how it stood with them is forgotten."""
+
+    async def scenario(pair: Pair) -> None:
+        parts = pair.decode.parts
+        pair.directory.peers.update({"p1": Nobody(), "p2": Nobody(), "[::1]:7000": pair.prefill})
+        links = Links(parts, pair.decode.peers, pair.directory, ("p1",))
+        await asyncio.gather(links.of("p1"), return_exceptions=True)
+        assert parts.readiness.unready.startswith("no prefill node of 1 could be met: p1: ")
+        links.replace_own(("p2", "[::1]:7000"))
+        assert parts.readiness.unready == "", "nobody has tried yet"
+        assert links.redial.due() == {}
+        with pytest.raises(AddressRefused, match=re.escape("p1 may not be dialled from here; allowed: p2, [::1]:7000")):
+            await links.of("p1")
+        await asyncio.gather(links.of("p2"), return_exceptions=True)
+        assert (await links.of("[::1]:7000")).intro.name == pair.prefill.parts.name
+        links.replace_own(())
+        assert links.met("[::1]:7000") is not None, "who is connected stays so"
+        assert (links.redial.due(), parts.readiness.unready) == ({}, "")
+
+    run(scenario, make_pair())

@@ -14,7 +14,7 @@ from pdkv.rpc.convert import checks
 from pdkv.rpc.convert.common import peer_from_pb, peer_to_pb, texts
 from pdkv.v1 import common_pb2, router_pb2
 
-TEXTS = ("prefill", "decode", "contents", "apart")
+TEXTS = ("prefill", "decode", "contents", "apart", "discovery")
 
 
 def estimate_call_to_pb(call: EstimateCall) -> common_pb2.EstimateCall:

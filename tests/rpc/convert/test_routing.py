@@ -51,5 +51,6 @@ def test_a_routers_state() -> None:
         choices={"prefix": 4},
         estimates={"answered": 8, "late": 1},
         choosing_s=0.25,
+        discovery={"prefill dns:a:1": "1 found"},
     )
     assert routing.router_status_from_pb(routing.router_status_to_pb(state)) == state
