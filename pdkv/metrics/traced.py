@@ -7,14 +7,11 @@ request that failed before its first token, the stage that it came to is the las
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from pdkv.metrics.ending import Ending
 from pdkv.metrics.names import FIRST_STEP
 from pdkv.node.messages import GenerateDone, PrefillDone
 from pdkv.tracing.span import Attributes, Span
-
-if TYPE_CHECKING:
-    from pdkv.metrics.ending import Ending
 
 PREFIX = "pdkv."
 """Of a stage's span: pdkv.queue, pdkv.prefill, pdkv.exposed_transfer, pdkv.verify, pdkv.first_step."""
