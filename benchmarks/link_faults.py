@@ -1,12 +1,15 @@
 """A link between two network namespaces that is slow, goes down under a transfer and comes back: what requests see.
 
-    python benchmarks/link_faults.py [--mbit 40] [--json]
+    python benchmarks/link_faults.py [--mbit 40] [--only link,rails] [--json]
 
 One prefill node stands in a namespace of its own, behind a veth pair that `tc tbf` shapes; a decode node and a second
-prefill node stay outside. Needs Linux, root, and `ip` and `tc` (iproute2). Everything it made is gone afterwards.
+prefill node stay outside. Then both sides have two rails, and a third link for gRPC. Needs Linux, root, and `ip` and
+`tc` (iproute2). Everything it made is gone afterwards.
 
 Exit code 0 only if each case ended as it has to: on a slow link the right tokens; with the link down, under `fail` a
 named error, under `retry` and `recompute` the right tokens; with the link up again the right tokens, and no page held.
+With one rail of two down under a transfer the right tokens, even under `fail`; the node says that the rail is down, and
+after the link has come up that it is up.
 """
 
 from __future__ import annotations
@@ -79,8 +82,8 @@ class Fleet:
         self.rows: list[Row] = []
         self._asked = 0
 
-    async def case(self, case: str, policy: FailurePolicy, due: str, *, cut: bool = False) -> None:
-        """One new prompt; with `cut` the link goes down while its pages travel."""
+    async def case(self, case: str, policy: FailurePolicy, due: str, *, cut: int | None = None) -> None:
+        """One new prompt; link `cut` goes down while its pages travel."""
         self._asked += 1
         tokens, began = text_tokens(70_000 + self._asked, LENGTH), time.monotonic()
         alternates = (self.near,) if policy is FailurePolicy.RETRY else ()
@@ -94,9 +97,9 @@ class Fleet:
             remaining_s=LIMIT_S,
         )
         asking = asyncio.create_task(self._ask(request))
-        if cut:
+        if cut is not None:
             await self._travelling(asking)
-            self.link.set("down")
+            self.link.set("down", cut)
         try:
             said = await asking
             ended = "right" if said == (await self.reference.ask(tokens, SAMPLING)).tokens else "wrong"
@@ -121,6 +124,15 @@ class Fleet:
 
     async def _status(self) -> NodeStatus:
         return await self.directory.decode(self.decode).status()
+
+    async def rail(self, device: str, due: str) -> None:
+        """What decode says of its rail, "up" or "down", in good time."""
+        began, state = time.monotonic(), ""
+        while state != due and time.monotonic() - began < LIMIT_S:
+            state = "down" if "down to" in (await self._status()).rails[device] else "up"
+            await asyncio.sleep(0.1)
+        seconds = round(time.monotonic() - began, 2)
+        self.rows.append(Row("what decode says of that rail", "", state, due, seconds, state == due))
 
     async def at_rest(self) -> None:
         """No page held on any node, in good time."""
@@ -151,7 +163,7 @@ async def run(mbit: int) -> list[Row]:
                     (FailurePolicy.RETRY, "right"),
                     (FailurePolicy.RECOMPUTE, "right"),
                 ):
-                    await fleet.case("link down under the transfer", policy, due, cut=True)
+                    await fleet.case("link down under the transfer", policy, due, cut=0)
                     link.set("up")
                     await fleet.case("link up again", FailurePolicy.RETRY, "right")
                 await fleet.at_rest()
@@ -161,13 +173,45 @@ async def run(mbit: int) -> list[Row]:
             return fleet.rows
 
 
+async def run_rails(mbit: int) -> list[Row]:
+    with TwoSpaces(links=3, mbit=mbit, near_here=True) as link:
+        control, *rails = link.links
+        near, far = (",".join(devices) for devices in zip(*((r.near_device, r.far_device) for r in rails), strict=True))
+        flags = {"chunk_tokens": CHUNK, "lease_ttl_s": 5}
+        async with (
+            node("prefill", "far", link.far.prefix, bind=f"{control.far_address}:7000", rails=far, **flags) as prefill,
+            node(
+                "decode", "d", [], bind=f"{control.near_address}:0", rails=near, **DECODE, prefill_addresses=prefill
+            ) as decode,
+        ):
+            fleet = Fleet(link, prefill, prefill, decode)
+            try:
+                await fleet.case("two rails", FailurePolicy.FAIL, "right")
+                for cut in (1, 2):
+                    device = link.links[cut].near_device
+                    await fleet.case(f"rail {cut} down under the transfer", FailurePolicy.FAIL, "right", cut=cut)
+                    await fleet.rail(device, "down")
+                    link.set("up", cut)
+                    await fleet.rail(device, "up")
+                    await fleet.case(f"rail {cut} up again", FailurePolicy.FAIL, "right")
+                await fleet.at_rest()
+            finally:
+                fleet.reference.close()
+                await fleet.directory.close()
+            return fleet.rows
+
+
+SCENARIOS = {"link": run, "rails": run_rails}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", type=int, default=40, help="rate of the link, 10^6 bit/s (default 40)")
+    parser.add_argument("--only", default="link,rails", help="which of these, with a comma between (default: both)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
     try:
-        rows = asyncio.run(run(options.mbit))
+        rows = [row for name in options.only.split(",") for row in asyncio.run(SCENARIOS[name](options.mbit))]
     except NotPossible as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
