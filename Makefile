@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint proto soak sim model bench clean
+.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test clean
 
 setup: $(STAMP)
 
