@@ -139,15 +139,16 @@ class Workers:
 
     async def source(self, settings: SourceSettings, security: Security) -> str:
         """Start one; its address, on this host."""
-        worker = await self._start(settings.node_id, _serve, settings, security)
+        worker = await self.start(settings.node_id, _serve, settings, security)
         return str(await worker.heard())
 
     async def sink(self, name: str, security: Security) -> SinkProcess:
-        worker = await self._start(name, _answer, security)
+        worker = await self.start(name, _answer, security)
         await worker.heard()
         return SinkProcess(worker)
 
-    async def _start(self, name: str, main: Main, *given: Any) -> Worker:
+    async def start(self, name: str, main: Main, *given: Any) -> Worker:
+        """A process that runs `main(pipe, *given)`; what it first says is still to be `heard`."""
         mine, theirs = self._context.Pipe()
         log = Path(self._logs.name) / f"{name}.log"
         log.touch()
