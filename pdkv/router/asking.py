@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
-from pdkv.errors import PdkvError
+from pdkv.errors import PdkvError, PeerLost
 from pdkv.ids import PageHashes
 from pdkv.node.flow import begin
 from pdkv.node.messages import GenerateDone, GenerateRequest
@@ -101,14 +101,16 @@ class Asking:
         ask = self._nodes.decode if node.role is Role.DECODE else self._nodes.peer
         try:
             estimate = await ask(node.address).estimate(call)
-        except PdkvError:
+        except PdkvError as error:
             # What that says of the node, its watch and the requests find out.
             self.counts[FAILED] += 1
+            if isinstance(error, PeerLost):
+                self._registry.look_at(node)
             return None
         self.counts[ANSWERED] += 1
         node.load.said(estimate)
         if estimate.name != node.name:
-            self._registry.stranger(node)
+            self._registry.look_at(node)
         return estimate
 
 

@@ -180,8 +180,8 @@ class Registry:
         """It doesn't say how it is."""
         self._pass_over(node, f"{error.kind}: {error}")
 
-    def stranger(self, node: Node) -> None:
-        """It is in another life than was known: what it is, is asked for at once."""
+    def look_at(self, node: Node) -> None:
+        """It isn't what was known, or isn't there: how it is, is asked for at once."""
         node.looked_s = float("-inf")
         self.look()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from pdkv.errors import PdkvError, PeerLost
+from pdkv.errors import PdkvError, PeerLost, RemoteError
 from pdkv.ids import Incarnation, NodeId, PeerName
 from pdkv.node.messages import GenerateDone, GenerateRequest, Namespace, Shipment
 from pdkv.node.prompt import plan_prompt
@@ -175,9 +175,13 @@ def test_a_node_that_hangs_holds_up_one_request_and_the_others_are_told_without_
 def test_a_node_that_fails_counts_as_one_that_has_nothing() -> None:
     async def body() -> None:
         scene = Scene(2, 1)
-        scene.asked.errors["p0"] = PeerLost("gone")
-        assert await scene.found() == {"p1": 0}
-        assert +scene.asking.counts == {"answered": 1, "failed": 1}
+        looks: list[str] = []
+        scene.nodes.look = lambda: looks.append("now")
+        for error, looked in ((RemoteError("an old one", code="UNIMPLEMENTED"), []), (PeerLost("gone"), ["now"])):
+            scene.asked.errors["p0"] = error
+            assert await scene.found() == {"p1": 0}
+            assert looks == looked
+        assert +scene.asking.counts == {"answered": 2, "failed": 2}
         assert scene.node("p0").down == "", "requests and the watch find out"
 
     run(body)
