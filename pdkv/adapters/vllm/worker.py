@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,17 +116,23 @@ class WorkerSide:
             runner.run(self._serve(settings, identity, pool, started))
 
     async def _serve(self, settings: Settings, identity: Identity, pool: SlotPool, started: Future[_Node]) -> None:
-        try:
-            node = _Node(settings, identity, pool, self._note, self.tally)
-            await node.start()
-        except PdkvError as error:
-            started.set_exception(error)
-            return
-        started.set_result(node)
-        try:
-            await self._end.wait()
-        finally:
-            await node.close()
+        with ExitStack() as stack:
+            try:
+                station = _station(settings, identity, pool)
+                stack.callback(station.transfer.close)
+                node = _Node(settings, identity.rank, station, self._note, self.tally)
+                await node.start()
+            except PdkvError as error:
+                started.set_exception(error)
+                return
+            except BaseException as error:
+                started.set_exception(error)
+                raise
+            started.set_result(node)
+            try:
+                await self._end.wait()
+            finally:
+                await node.close()
 
     def _note(self, note: Callable[[Results], None]) -> None:
         with self._lock:
@@ -136,18 +143,10 @@ class _Node:
     """On the loop."""
 
     def __init__(
-        self, settings: Settings, identity: Identity, pool: SlotPool, note: Callable[..., None], tally: Tally
+        self, settings: Settings, rank: int, station: Station, note: Callable[..., None], tally: Tally
     ) -> None:
         self._settings, self._note, self.tally = settings, note, tally
-        name = PeerName(NodeId(identity.node_id), new_incarnation())
-        transfer = TransferEngine(
-            backend_factory(settings.backend),
-            name,
-            pool.map(),
-            settings=TransferSettings(require_rdma=settings.require_rdma),
-        )
-        self.station = Station(name, identity.contract, pool, transfer)
-        self._rank = identity.rank
+        self.station, self._rank = station, rank
         self.peers = PeerBook(self.station)
         self.peers.overlook = self._differs
         self._directory = GrpcDirectory(settings.security, ClientSettings(settings.connect_s, settings.find_s + 5.0))
@@ -155,12 +154,14 @@ class _Node:
             self.station, self.peers, self._directory.sources, allowed=tuple(settings.allow.split(","))
         )
         self._keeper = PeerKeeper(self.peers, self._links.probe, KeeperSettings())
-        verifier = Verifier(pool)
-        self._holds = Holds(verifier, name, Terms(settings.hold_s, settings.lease_s, settings.find_s), self._sent)
+        verifier = Verifier(station.pool)
+        self._holds = Holds(
+            verifier, station.name, Terms(settings.hold_s, settings.lease_s, settings.find_s), self._sent
+        )
         tolerance = Tolerance(settings.shadow, tally.refused)
         self._loads = Loads(self.station, self._links, verifier, self._holds.digests, tolerance)
         service = BlockSource(self.station, self.peers, self._holds, settings.lease_s)
-        endpoint = Endpoint(f"{settings.bind or settings.host}:{settings.port + identity.rank}", settings.host)
+        endpoint = Endpoint(f"{settings.bind or settings.host}:{settings.port + rank}", settings.host)
         self._server = GrpcServer(endpoint, Services(source=service, visit=self.station.intro), settings.security)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -180,13 +181,12 @@ class _Node:
         log.info("%s serves its engine's blocks at %s", self.station.name, address)
 
     async def close(self) -> None:
-        """Loads that run are cut off: their blocks are the engine's again once the agents are destroyed."""
+        """Loads that run are cut off: their blocks are the engine's again once the transfer engine is closed."""
         for task in self._tasks:
             task.cancel()
         await self._server.stop(LAST_WORDS_S)
         await self._directory.close()
         self._holds.digests.close()
-        self.station.transfer.close()
 
     def take(self, orders: StepOrders) -> None:
         for hold in orders.holds:
@@ -239,6 +239,13 @@ class _Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_heard)
+
+
+def _station(settings: Settings, identity: Identity, pool: SlotPool) -> Station:
+    name = PeerName(NodeId(identity.node_id), new_incarnation())
+    limits = TransferSettings(require_rdma=settings.require_rdma)
+    transfer = TransferEngine(backend_factory(settings.backend), name, pool.map(), settings=limits)
+    return Station(name, identity.contract, pool, transfer)
 
 
 def _heard(task: asyncio.Task[None]) -> None:

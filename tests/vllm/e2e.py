@@ -1,0 +1,239 @@
+"""vLLM through pdkv, end to end: `make vllm-e2e`. Prints one JSON object; ends with 0 only if everything held.
+
+Real vLLM servers on CPU, unmodified, in pairs as behind a proxy; what one engine alone answers is what has to come out.
+At most two engines run at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.vllm.engines import FOR_ANOTHER, Answer, Engine, Engines, Plan, Tokens, through
+from tests.vllm.models import LLAMA, MLA, VOCABULARY, make
+
+ANSWER_TOKENS = 12
+BLOCK = 64
+LENGTHS = (1, 5, 63, 64, 65, 128, 129, 700, 1500)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    cold: list[Tokens]
+    shared: list[Tokens]
+    """All begin with the same 500 tokens."""
+    crowd: list[Tokens]
+    """Sent eight at a time."""
+
+    @property
+    def all(self) -> list[Tokens]:
+        return self.cold + self.shared + self.crowd
+
+
+def prompts(seed: int) -> Prompts:
+    draw = random.Random(seed)
+
+    def some(count: int) -> Tokens:
+        return [draw.randrange(3, VOCABULARY) for _ in range(count)]
+
+    prefix = some(500)
+    shared = [prefix + some(count) for count in (10, 70, 140)]
+    return Prompts([some(n) for n in LENGTHS], shared, [some(draw.choice((100, 400, 1000))) for _ in range(24)])
+
+
+class Checks:
+    """What held and what didn't, in order."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+        self.passed = 0
+
+    def that(self, holds: object, words: str) -> None:
+        self.passed += bool(holds)
+        if not holds:
+            self.failed.append(words)
+        print(f"{'ok  ' if holds else 'FAIL'} {words}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Bench:
+    """What every case works with."""
+
+    engines: Engines
+    folder: Path
+    checks: Checks
+
+    def model(self, name: str, config: dict[str, object], seed: int = 0) -> Path:
+        directory = self.folder / f"{name}-{seed}"
+        return directory if directory.exists() else make(directory, config, seed)
+
+    def alone(self, model: Path, asked: Sequence[Tokens]) -> list[Tokens]:
+        """What an engine without a connector answers; eight at a time."""
+        (engine,) = self.engines.start(Plan("alone", model))
+        answers = at_once(lambda tokens: engine.ask(tokens, ANSWER_TOKENS), asked)
+        self.engines.stop(engine)
+        self.checks.that(all(not a.error for a in answers), "an engine by itself answers everything")
+        return [a.tokens for a in answers]
+
+    def pair(self, model: Path, connector: str = "PdkvConnector", **decode: Any) -> list[Engine]:
+        p = Plan("prefill", model, connector, "kv_producer")
+        return self.engines.start(p, replace(Plan("decode", model, connector, "kv_consumer"), **decode))
+
+
+def at_once(ask: Callable[[Tokens], Answer], asked: Sequence[Tokens]) -> list[Answer]:
+    with ThreadPoolExecutor(8) as workers:
+        return list(workers.map(ask, asked))
+
+
+def wait_for(what: Callable[[], object], seconds: float = 20.0) -> bool:
+    ends_s = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > ends_s:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def idle(engine: Engine) -> bool:
+    return engine.metrics().get("vllm:kv_cache_usage_perc") == 0.0
+
+
+def pages(tokens: Tokens) -> int:
+    return -(-len(tokens) // BLOCK)
+
+
+def compare(bench: Bench, name: str, model: Path, connector: str) -> dict[str, Any]:
+    """Every prompt through a pair, against an engine alone."""
+    asked = prompts(7)
+    due = bench.alone(model, asked.all)
+    p, d = bench.pair(model, connector)
+    sequential = [through(p, d, tokens, ANSWER_TOKENS) for tokens in asked.cold + asked.shared]
+    crowd = at_once(lambda tokens: through(p, d, tokens, ANSWER_TOKENS), asked.crowd)
+    got = [a.tokens for a in sequential + crowd]
+    equal = [bool(a) and a == b for a, b in zip(got, due, strict=True)]
+    bench.checks.that(all(equal), f"{name}: tokens of {sum(equal)} of {len(equal)} prompts equal those of one engine")
+    hits = d.metrics().get("vllm:external_prefix_cache_hits_total", 0.0)
+    local = d.metrics().get("vllm:prefix_cache_hits_total", 0.0)
+    total = sum(map(len, asked.all))
+    bench.checks.that(
+        hits + local == total, f"{name}: decode computed no prompt: {hits:g} loaded and {local:g} cached of {total}"
+    )
+    shared = sum(500 // BLOCK * BLOCK for _ in asked.shared[1:])
+    bench.checks.that(local >= shared, f"{name}: decode asked only for what its prefix cache lacked ({local:g} tokens)")
+    bench.checks.that(wait_for(lambda: idle(p) and idle(d)), f"{name}: both engines have all their blocks back")
+    counted = d.counted()
+    if connector == "PdkvConnector":
+        due_pages = sum(map(pages, asked.all)) - local // BLOCK
+        bench.checks.that(counted["pages_loaded"] == due_pages, f"{name}: {due_pages:g} pages were read and proved")
+        bench.checks.that(counted.get("proofs_failed", 0) == 0, f"{name}: no proof failed")
+    bench.engines.stop(p, d)
+    seconds = [a.seconds for a in sequential[1:]]
+    return {
+        "prompts": len(equal),
+        "equal": sum(equal),
+        "decode_answer_median_s": round(statistics.median(seconds), 3),
+        **counted,
+    }
+
+
+def llama(bench: Bench) -> dict[str, Any]:
+    return compare(bench, "llama", bench.model("llama", LLAMA), "PdkvConnector")
+
+
+def mla(bench: Bench) -> dict[str, Any]:
+    return compare(bench, "mla", bench.model("mla", MLA), "PdkvConnector")
+
+
+def nixl(bench: Bench) -> dict[str, Any]:
+    """The same with vLLM's own connector."""
+    return compare(bench, "nixl", bench.model("llama", LLAMA), "NixlConnector")
+
+
+def killed(bench: Bench) -> dict[str, Any]:
+    """The prefill engine stops answering while its pages are wanted, then dies, then comes back at the same address."""
+    model, (long, short) = bench.model("llama", LLAMA), prompts(8).cold[-1:-3:-1]
+    p, d = bench.pair(model)
+    bench.checks.that(through(p, d, short, 4).tokens, "killed: the pair works")
+    computed = p.ask(long, 1, FOR_ANOTHER)
+    p.signal(signal.SIGSTOP)
+    ended: list[Answer] = []
+    waiting = threading.Thread(target=lambda: ended.append(d.ask(long, 4, computed.params)))
+    waiting.start()
+    bench.checks.that(
+        d.ask(short[:50], 4).tokens, "killed: decode goes on with others while one waits for a stopped engine"
+    )
+    p.signal(signal.SIGKILL)
+    waiting.join()
+    bench.checks.that(ended[0].error.startswith("HTTP 5"), f"killed: its request ends in an error ({ended[0].error})")
+    bench.checks.that(not ended[0].tokens, "killed: and gives no token")
+    bench.checks.that(wait_for(lambda: idle(d)), "killed: decode has its blocks back")
+    bench.engines.stop(p)
+    (again,) = bench.engines.start(Plan("prefill-again", model, "PdkvConnector", "kv_producer", side_port=p.side_port))
+    back = through(again, d, long, 4)
+    bench.checks.that(back.tokens, f"killed: its next life is used at once {back.error}")
+    bench.engines.stop(again, d)
+    return {"ended_after_s": round(ended[0].seconds, 2)}
+
+
+def mismatch(bench: Bench) -> dict[str, Any]:
+    """Engines that must not be paired, each refused by the field that differs."""
+    model, tokens = bench.model("llama", LLAMA), prompts(9).cold[-2]
+    (p,) = bench.engines.start(Plan("prefill", model, "PdkvConnector", "kv_producer"))
+    alone = p.ask(tokens, 4).tokens
+    found: dict[str, list[str]] = {}
+    decode = Plan("decode", model, "PdkvConnector", "kv_consumer")
+    for name, field, plan in (
+        ("other weights", "weights_id", replace(decode, model=bench.model("llama", LLAMA, seed=1))),
+        ("another dtype", "segments", replace(decode, dtype="bfloat16")),
+        ("another block size", "page_tokens", replace(decode, block_tokens=128, on_failure="recompute")),
+    ):
+        (d,) = bench.engines.start(plan)
+        answer = through(p, d, tokens, 4)
+        log = d.log.read_text()
+        found[name] = [
+            f for f in ("weights_id", "page_tokens", "segments", "main_row_bytes", "rope_dtype") if f"{f}: mine" in log
+        ]
+        bench.checks.that(field in found[name], f"mismatch: {name} is refused by {', '.join(found[name])}")
+        if plan.on_failure == "recompute":
+            bench.checks.that(answer.tokens == alone, "mismatch: under recompute, decode computes the prompt itself")
+        else:
+            bench.checks.that(answer.error.startswith("HTTP 5"), f"mismatch: the request fails ({answer.error})")
+        bench.engines.stop(d)
+    bench.engines.stop(p)
+    return {"fields": found}
+
+
+CASES = {case.__name__: case for case in (llama, killed, mismatch, mla, nixl)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
+    parser.add_argument("--folder", type=Path, help="where models and logs go; kept")
+    options = parser.parse_args()
+    checks, report, began_s = Checks(), {}, time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in options.only.split(","):
+            with Engines(folder) as engines:
+                report[name] = CASES[name](Bench(engines, folder, checks))
+    report |= {"checks": checks.passed, "failed": checks.failed, "seconds": round(time.monotonic() - began_s, 1)}
+    print(json.dumps(report, indent=1))
+    return bool(checks.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

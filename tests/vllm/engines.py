@@ -1,0 +1,214 @@
+"""vLLM servers as processes, and the two calls that a proxy makes to a pair of them.
+
+Guarantees: no process outlives the `Engines` that started it; whoever waits for an engine hears when it has ended, with
+the last lines of its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_S = 300.0
+ANSWER_S = 120.0
+BLOCKS = 200
+Tokens = list[int]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to start one engine."""
+
+    name: str
+    model: Path
+    connector: str = ""
+    """"PdkvConnector", "NixlConnector", or none."""
+    role: str = "kv_both"
+    extra: dict[str, Any] = field(default_factory=dict)
+    on_failure: str = "fail"
+    arguments: Sequence[str] = ()
+    block_tokens: int = 64
+    dtype: str = "float32"
+    side_port: int = 0
+    """0: any free one."""
+
+
+@dataclass
+class Answer:
+    tokens: Tokens
+    params: dict[str, Any]
+    error: str
+    seconds: float
+
+
+class Engine:
+    """One server."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.port = plan, free_port()
+        self.log = folder / f"{plan.name}.log"
+        self.side_port = plan.side_port or free_port()
+        environment = {
+            **os.environ,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),
+        }
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self._command(), stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def _command(self) -> list[str]:
+        plan = self.plan
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m"]
+        command += ["--dtype", plan.dtype, "--block-size", str(plan.block_tokens), "--max-model-len", "2048"]
+        command += ["--enforce-eager", "--enable-prefix-caching", "--max-num-seqs", "8"]
+        command += ["--num-gpu-blocks-override", str(BLOCKS)]
+        if plan.connector:
+            said: dict[str, Any] = {
+                "kv_connector": plan.connector,
+                "kv_role": plan.role,
+                "kv_load_failure_policy": plan.on_failure,
+                "kv_connector_extra_config": plan.extra,
+            }
+            if plan.connector == "PdkvConnector":
+                said["kv_connector_module_path"] = "pdkv.adapters.vllm"
+            command += ["--kv-transfer-config", json.dumps(said)]
+        return [*command, *plan.arguments]
+
+    def ready(self) -> bool:
+        """Whether it answers. Raises `RuntimeError` once it has ended."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{self.plan.name} has ended:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def ask(self, tokens: Tokens, count: int, params: dict[str, Any] | None = None) -> Answer:
+        body: dict[str, Any] = {"model": "m", "prompt": tokens, "max_tokens": count, "temperature": 0}
+        body |= {"return_token_ids": True, "ignore_eos": True}
+        if params is not None:
+            body["kv_transfer_params"] = params
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        began_s = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
+                said = json.load(reply)
+        except urllib.error.HTTPError as error:
+            return Answer([], {}, f"HTTP {error.code}", time.monotonic() - began_s)
+        except OSError as error:
+            return Answer([], {}, f"{type(error).__name__}: {error}", time.monotonic() - began_s)
+        tokens_ = said["choices"][0]["token_ids"]
+        return Answer(tokens_, said.get("kv_transfer_params") or {}, "", time.monotonic() - began_s)
+
+    def metrics(self) -> dict[str, float]:
+        """Sums over labels, by name."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as reply:
+            text = reply.read().decode()
+        found: dict[str, float] = {}
+        for name, value in re.findall(r"^(vllm:[\w:]+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    def counted(self) -> dict[str, float]:
+        """The connector's own counts."""
+        prefix, suffix = "vllm:pdkv_", "_total"
+        return {
+            name[len(prefix) : -len(suffix)]: value
+            for name, value in self.metrics().items()
+            if name.startswith(prefix) and name.endswith(suffix)
+        }
+
+    def signal(self, number: int) -> None:
+        """To all its processes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def stop(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Engines:
+    """Those that run; all end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[Engine] = []
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in self._running:
+            engine.stop()
+
+    def start(self, *plans: Plan) -> list[Engine]:
+        """Together; returns when all answer. Raises `TimeoutError` after `START_S`."""
+        started = [Engine(plan, self._folder) for plan in plans]
+        self._running += started
+        ends_s = time.monotonic() + START_S
+        while not all(engine.ready() for engine in started):
+            if time.monotonic() > ends_s:
+                raise TimeoutError(f"{[p.name for p in plans]} did not answer within {START_S:g} s")
+            time.sleep(0.2)
+        return started
+
+    def stop(self, *engines: Engine) -> None:
+        for engine in engines:
+            engine.stop()
+            self._running.remove(engine)
+
+
+FOR_ANOTHER = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What a proxy sends with a prompt to a prefill engine."""
+
+
+def through(prefill: Engine, decode: Engine, tokens: Tokens, count: int) -> Answer:
+    """As a proxy does it: the prompt to one, and what comes back with the prompt to the other."""
+    computed = prefill.ask(tokens, 1, FOR_ANOTHER)
+    if computed.error:
+        return computed
+    return decode.ask(tokens, count, computed.params)
