@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import timedelta
 from typing import cast
 
 import grpc
 from google.protobuf import any_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from pdkv import errors
@@ -47,6 +49,8 @@ BARE: dict[grpc.StatusCode, type[PdkvError]] = {
     grpc.StatusCode.CANCELLED: RequestCancelled,
 }
 """Statuses that gRPC itself makes."""
+RETRY_AFTER = "retry_after_s"
+"""Field of an error that says when to come again: clients of other makes find it as google.rpc.RetryInfo too."""
 _NOT_CONNECTED = "failed to connect to all addresses"
 _HUNG_UP = re.compile("Socket closed|Connection reset|Broken pipe")
 
@@ -54,10 +58,23 @@ _HUNG_UP = re.compile("Socket closed|Connection reset|Broken pipe")
 def status_of(error: PdkvError) -> grpc.Status:
     """The rich status that ends a call with `error`."""
     detail = _detail(error)
+    details = [_packed(detail), *map(_packed, _retry_info(error))]
+    code = grpc.StatusCode[error.status].value[0]
+    return rpc_status.to_status(status_pb2.Status(code=code, message=detail.message, details=details))
+
+
+def _retry_info(error: PdkvError) -> list[RetryInfo]:
+    """None of what isn't a time: the field may have come from another process."""
+    try:
+        return [RetryInfo(retry_delay=timedelta(seconds=float(error.fields[RETRY_AFTER])))]
+    except (KeyError, ValueError, OverflowError):
+        return []
+
+
+def _packed(detail: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(detail)
-    code = grpc.StatusCode[error.status].value[0]
-    return rpc_status.to_status(status_pb2.Status(code=code, message=detail.message, details=[packed]))
+    return packed
 
 
 def error_from(failure: grpc.aio.AioRpcError, *, address: str, what: str, tls: bool = True) -> PdkvError:

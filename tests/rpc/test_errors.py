@@ -4,7 +4,9 @@ import inspect
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo
 from grpc.aio import AioRpcError, Metadata
+from grpc_status import rpc_status
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from pdkv.errors import (
     PeerLost,
     RemoteError,
     RequestCancelled,
+    RouterFull,
 )
 from pdkv.rpc.errors import KINDS, MAX_METADATA_BYTES, error_from, status_of
 
@@ -129,3 +132,14 @@ def test_large_errors_are_cut_to_fit() -> None:
         assert type(back) is type(error)
         assert len(back.differences) == (64 if error.differences else 0)
         assert "\n" not in status.details
+
+
+@pytest.mark.parametrize(("said", "due"), [("2.5", [2.5]), ("soon", []), ("nan", []), ("inf", []), ("1e300", [])])
+def test_when_to_come_again_is_there_for_clients_of_other_makes(said: str, due: list[float]) -> None:
+    full = RouterFull("512 run and 512 wait", retry_after_s=said)
+    status = rpc_status.from_call(carried(status_of(full)))  # type: ignore[arg-type]
+    assert status is not None
+    found = [RetryInfo.FromString(d.value) for d in status.details if d.Is(RetryInfo.DESCRIPTOR)]
+    assert [info.retry_delay.ToTimedelta().total_seconds() for info in found] == due
+    back = received(carried(status_of(full)))
+    assert (type(back), back.fields["retry_after_s"]) == (RouterFull, said)
