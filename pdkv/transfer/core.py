@@ -82,6 +82,12 @@ class TransferCore:
         """A posted read has not ended."""
         return self._rails.reading
 
+    @property
+    def carries(self) -> bool:
+        """What peers read from here moves only while somebody looks: not where the reader's own thread copies."""
+        lines = [line for peer in self.peers.values() for line in peer.lines]
+        return not lines or not all(line.lane.copied for line in lines)
+
     def status(self, now: float) -> TransferStatus:
         """From any thread: what the last step left."""
         readers = [rail.readers for rail in self._rails]

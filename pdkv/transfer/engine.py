@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSED = "the transfer engine was closed"
-SPIN_S = 0.0002
+SPIN_S = 0.0001
 """Polled without a pause for so long after something moved."""
 FLOWING_S = 0.05
 """Bytes that flowed so lately flow on: over TCP they wait for room in the socket, which is there again after 2 ms of a
@@ -283,7 +283,7 @@ class TransferEngine:
                 pace.came(work_s)  # what own reads take once they have ended says nothing of the next ones
             if moved:
                 pace.moved(now) if core.busy else pace.ended()
-            rest_s = pace.rest(now, reading=core.busy or self._lending)
+            rest_s = pace.rest(now, reading=core.busy or (self._lending and core.carries))
             due = now + rest_s
             if self._run_commands(rest_s) and core.busy:
                 pace.moved(time.monotonic())

@@ -24,7 +24,7 @@ def pull(at_s: float, late_s: float = 0.0) -> Marks:
 
 def test_rows_are_medians_from_the_request_to_the_commit_each_step_as_often_as_it_came() -> None:
     marks = [mark for n, late_s in enumerate((0.0, 0.001, 0.003)) for mark in pull(10.0 * (n + 1), late_s)]
-    rows = lined_up(marks + [("now and then", 10.003, 10.004)])
+    rows = lined_up([*marks, ("now and then", 10.003, 10.004)])
     assert [words for words, _, _ in rows] == [FIRST, "read", "read", LAST]
     assert [at_ms for _, at_ms, _ in rows] == pytest.approx([0.0, 3.0, 6.0, 8.0])
     assert [took_ms for _, _, took_ms in rows] == pytest.approx([1.0, 2.0, 1.0, 1.0])
@@ -34,13 +34,13 @@ def test_a_wrapped_step_does_what_it_did_and_is_marked_however_it_ends() -> None
     marks: Marks = []
 
     def fails() -> None:
-        raise ValueError
+        raise ValueError("of its own")
 
     async def later(value: int) -> int:
         return value + 1
 
     assert asyncio.run(_timed(later, "later", marks)(1)) == 2
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="of its own"):
         _timed(fails, "fails", marks)()
     assert [(words, ended_s >= began_s) for words, began_s, ended_s in marks] == [("later", True), ("fails", True)]
 

@@ -7,6 +7,7 @@ import pytest
 
 from pdkv.errors import BoundsError, ContractMismatch, DeadlineExceeded, LaneRefused, PdkvError, PeerLost, ProtocolError
 from pdkv.geometry.page_layout import Region
+from pdkv.transfer.backends.base import Lane
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from pdkv.transfer.orders import PeerOffer, ReadStatus, TransferSettings
 from pdkv.transfer.tasks import Ticket
@@ -142,3 +143,14 @@ def test_a_new_incarnation_stands_beside_the_old_one() -> None:
     assert pair.done(ticket.future).status is ReadStatus.DONE
     assert pair.sink_pool.page(2) == reborn_pool.page(2)
     assert not old.done()
+
+
+def test_where_all_readers_copy_by_themselves_nobody_needs_to_look() -> None:
+    pair = CorePair(rails=2, connect=False)
+    assert pair.sink.carries, "nobody is known yet: whoever comes may read over a socket"
+    pair.done(pair.add(pair.source_name, offer_of(pair.source.metadata, pair.source_pool)))
+    first, second = pair.sink.peers[pair.source_name].lines
+    first.lane = Lane("cma", copied=True)
+    assert pair.sink.carries
+    second.lane = Lane("cma", copied=True)
+    assert not pair.sink.carries

@@ -39,7 +39,7 @@ import numpy as np
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 HUGE = 2 << 20
-SPIN_S, FIRST_NAP_S, NAP_S, WORK_S = 0.0002, 0.00005, 0.0005, 0.00005
+SPIN_S, FIRST_NAP_S, NAP_S, WORK_S = 0.0001, 0.00005, 0.0005, 0.00005
 """pdkv's pace: a poll that took more CPU time than WORK_S moved bytes; SPIN_S without one, and naps begin."""
 WARM_PAGES = 4
 """Read before anything is timed: a rail has its connection after its first one."""
