@@ -348,3 +348,9 @@ ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RankConfi
 def host_name() -> str:
     """A pod's or machine's own name, as far as a node may be called so."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:63].lstrip("._-") or "node"
+    connection_age_s: Seconds = 20.0
+    """A client's connection ends after so long, its calls when they end, and the next one goes to whichever router is
+    there by then: so they spread over new ones, and leave one that is about to go."""
+    def gate(self) -> Gate:
+        return replace(super().gate(), connection_age_s=self.connection_age_s)
+

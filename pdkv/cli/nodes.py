@@ -161,7 +161,17 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             services = Services(router=DiscoveredRouter(router, finder.status), admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (watch.run, finder.run)
-            served = Served(config, server, "router", config.node_id, router.drain, readiness, control.told, beside)
+            served = Served(
+                config,
+                server,
+                "router",
+                config.node_id,
+                router.drain,
+                readiness,
+                control.told,
+                beside,
+                hangs_up=True,
+            )
             with exporting_router(config, router, readiness):
                 await run_until_told(served, options)
         finally:

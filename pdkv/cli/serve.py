@@ -64,6 +64,8 @@ class Served:
     """Set when the process is to end: by a signal, or by an operator's call."""
     beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run from the first call to the last; the process doesn't outlive them."""
+    hangs_up: bool = False
+    """Nobody has to call it again while it drains: connections end as soon as their calls have."""
 
 
 async def run_until_told(served: Served, options: ServeOptions) -> None:
@@ -110,6 +112,8 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
         end_at_once(number)  # a second one, without a traceback
     log.info("told to end: no new requests, running ones and leases have %.3g s", config.drain_grace_s)
     await server.set_serving(serving=False)
+    if served.hangs_up:
+        server.hang_up()
     try:
         async with deadline(config.drain_grace_s, "draining"):
             await served.drain()

@@ -15,13 +15,13 @@ from time import monotonic
 import grpc
 
 from pdkv.rpc.security import KeyFiles, Keys, MutualTls, Security
-from pdkv.rpc.transport import open_channel, require_address
+from pdkv.rpc.transport import Over, open_channel, require_address
 
 MAX_CHANNELS = 1024
 CHANNEL_AGE_S = 3600.0
 """Under TLS. Half of what a server allows: a call that begins just as a server ends the connection may be lost."""
 
-Key = tuple[str, str]
+Key = tuple[str, str, Over]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +62,9 @@ class Channels:
         return len(self._held) + len(self._retired)
 
     @contextmanager
-    def to(self, address: str, node: str = "") -> Iterator[grpc.aio.Channel]:
+    def to(self, address: str, node: str = "", over: Over = "fleet") -> Iterator[grpc.aio.Channel]:
         """For one call. Raises `ConfigError` if the address isn't host:port."""
-        held = self._newest((require_address("address", address), node if self._files else ""))
+        held = self._newest((require_address("address", address), node if self._files else "", over))
         held.calls += 1
         try:
             yield held.channel
@@ -92,7 +92,7 @@ class Channels:
         if held is not None and keys is not None and self._outdated(held, keys):
             self._retire(held)
             held = None
-        held = self._held[key] = held or _Held(open_channel(key[0], keys, key[1]), keys, self._now_s())
+        held = self._held[key] = held or _Held(open_channel(key[0], keys, key[1], key[2]), keys, self._now_s())
         if len(self._held) > MAX_CHANNELS:
             self._retire(self._held.pop(next(iter(self._held))))
         return held

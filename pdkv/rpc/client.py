@@ -39,7 +39,7 @@ from pdkv.rpc.convert import checks, common, generate, intro, prefill, rank, rou
 from pdkv.rpc.errors import error_from
 from pdkv.rpc.security import Security
 from pdkv.rpc.tracing import calling, telling
-from pdkv.rpc.transport import require_address
+from pdkv.rpc.transport import Over, require_address
 from pdkv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -66,6 +66,7 @@ class Client:
     """One service at one address."""
 
     _service: type[Any]
+    _over: Over = "fleet"
 
     def __init__(self, address: str, channels: Channels, settings: ClientSettings) -> None:
         self.address = require_address("address", address)
@@ -78,7 +79,7 @@ class Client:
         checks.require_sendable(request, what)
         with calling(self._service, what, self.address) as span:
             try:
-                with self._channels.to(self.address, node) as channel:
+                with self._channels.to(self.address, node, self._over) as channel:
                     yield self._service(telling(channel, span))
             except grpc.aio.AioRpcError as failure:
                 error = error_from(failure, address=self.address, what=what, tls=self._channels.tls)
@@ -86,15 +87,13 @@ class Client:
                     raise TlsRefused(f"{error}; this side's own is bad: {complaint}", **error.fields) from failure
                 raise error from failure
             except DecodeError as error:
-                words = f"{what} at {self.address}: the reply can't be decoded"
-                raise ProtocolError(words, address=self.address) from error
+                raise ProtocolError(f"{what}: {self.address}'s reply can't be decoded", address=self.address) from error
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
                 # Nobody cancelled the caller: its channel was closed under the call.
-                words = f"{what}: the connection to {self.address} was closed here"
-                raise PeerLost(words, address=self.address) from None
+                raise PeerLost(f"{what}: channel to {self.address} was closed here", address=self.address) from None
 
     async def _first(self, call: str, message: checks.Message) -> Any:
         """A call that waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`. What
@@ -246,6 +245,7 @@ class GrpcDecodeClient(_GenerateClient, _Stated):
 
 class GrpcRouterClient(_GenerateClient):
     _service = router_pb2_grpc.RouterStub
+    _over = "front"
 
     async def status(self) -> RouterStatus:
         request = common_pb2.StatusRequest()

@@ -65,8 +65,8 @@ class Gate:
     """Over which one peer's calls run at once. Idle ones count for `connections` alone: nobody has a name there yet."""
     connections: int = 1024
     """Of all peers together."""
-    connection_age_s: float = 7200.0
-    """Under TLS; then the peer connects anew and shows what certificate it has by then. Calls go on to their end."""
+    connection_age_s: float | None = None
+    """Then a peer has to connect anew; calls go on to their end. None: under TLS as `transport` says, else never."""
 
 
 def security_of(*, ca: str = "", certificate: str = "", key: str = "", insecure: bool = False) -> Security:

@@ -7,6 +7,7 @@ even if the client set no deadline.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -37,7 +38,7 @@ from pdkv.node.routing import Estimate, EstimateCall, RouterStatus
 from pdkv.rpc.admin import AdminServicer
 from pdkv.rpc.bench import BenchService, BenchServicer
 from pdkv.rpc.convert import common, generate, intro, prefill, routing, source
-from pdkv.rpc.convert.checks import STREAM_SLACK_S, require_sendable
+from pdkv.rpc.convert.checks import MAX_DURATION_S, STREAM_SLACK_S, require_sendable
 from pdkv.rpc.guard import Guard
 from pdkv.rpc.health import LIVE, READY
 from pdkv.rpc.interceptors import CallInterceptor
@@ -240,6 +241,7 @@ class GrpcServer:
         self._security = security
         self._calls = CallInterceptor(Guard(security, gate), tracer())
         self._server = make_server([self._calls], gate, security)
+        self._hanging_up: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = self._add(services)
@@ -299,7 +301,14 @@ class GrpcServer:
         """Calls that run end now, with `error`, as do new ones. What is cancelled by `stop` ends without a reason."""
         await self._calls.end(error)
 
+    def hang_up(self) -> None:
+        """Clients are told at once to connect to somebody else (HTTP/2's GOAWAY): connections end as soon as their
+        calls have, and none is taken any more. To be followed by `stop`."""
+        self._hanging_up = asyncio.create_task(self._server.stop(MAX_DURATION_S))
+
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING at once, no new calls; running ones have `grace_s` to end and are then cancelled."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        if self._hanging_up is not None:
+            await self._hanging_up

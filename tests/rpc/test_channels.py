@@ -12,8 +12,9 @@ import pytest
 from pdkv.errors import ConfigError, PeerLost, TlsRefused
 from pdkv.rpc import channels as module
 from pdkv.rpc.channels import CHANNEL_AGE_S, Channels
-from pdkv.rpc.security import Gate, PlainText
+from pdkv.rpc.security import PlainText
 from pdkv.rpc.server import Services
+from pdkv.rpc.transport import TLS_AGE_S
 from tests.certificates import HERE, Authority
 from tests.rpc import samples
 from tests.rpc.fakes import FakePrefill, Stream, collect, failure, run, serving, soon
@@ -123,7 +124,7 @@ def test_a_channel_is_renewed_before_a_server_would_end_it(tmp_path: Path) -> No
         assert to(channels, "h:1") is not first
         await channels.close()
 
-    assert Gate().connection_age_s / 2 >= CHANNEL_AGE_S
+    assert TLS_AGE_S / 2 >= CHANNEL_AGE_S
     run(body)
 
 
