@@ -114,11 +114,11 @@ def pages(tokens: Tokens) -> int:
     return -(-len(tokens) // BLOCK)
 
 
-def compare(bench: Bench, name: str, model: Path, connector: str) -> dict[str, Any]:
+def compare(bench: Bench, name: str, model: Path, connector: str, **decode: Any) -> dict[str, Any]:
     """Every prompt through a pair, against an engine alone."""
     asked = prompts(7)
     due = bench.alone(model, asked.all)
-    p, d = bench.pair(model, connector)
+    p, d = bench.pair(model, connector, **decode)
     sequential = [through(p, d, tokens, ANSWER_TOKENS) for tokens in asked.cold + asked.shared]
     crowd = at_once(lambda tokens: through(p, d, tokens, ANSWER_TOKENS), asked.crowd)
     got = [a.tokens for a in sequential + crowd]
@@ -153,7 +153,27 @@ def llama(bench: Bench) -> dict[str, Any]:
 
 
 def mla(bench: Bench) -> dict[str, Any]:
-    return compare(bench, "mla", bench.model("mla", MLA), "PdkvConnector")
+    """Layers lie apart on prefill and are packed into blocks on decode, where a page is one run of memory."""
+    packed = {"VLLM_KV_CACHE_LAYOUT": "BLHNC"}
+    report = compare(bench, "mla", bench.model("mla", MLA), "PdkvConnector", environment=packed)
+    logs = [(bench.folder / f"{name}.log").read_text() for name in ("prefill", "decode")]
+    kinds = [kind for log in logs for kind in ("layer_major", "page_major") if f" B, {kind};" in log]
+    bench.checks.that(kinds == ["layer_major", "page_major"], f"mla: pages lie {' and '.join(kinds)}")
+    return report
+
+
+def dsa(bench: Bench) -> dict[str, Any]:
+    """vLLM's allocation of a sparse model's caches, without its kernels."""
+    from tests.vllm.dsa import run
+
+    found = run(bench.model("llama", LLAMA))
+    bench.checks.that(found["groups"] == 1, "dsa: vLLM keeps both caches under one block id")
+    bench.checks.that(len(set(found["page_bytes"])) == 1, f"dsa: a page is {found['page_bytes'][2]} B, padded nowhere")
+    bench.checks.that(
+        found["received"] == ["r"] and found["equal_blocks"] == 3, "dsa: both caches are equal, block by block"
+    )
+    bench.checks.that(found["others_untouched"], "dsa: and nothing else has changed")
+    return found
 
 
 def nixl(bench: Bench) -> dict[str, Any]:
@@ -215,7 +235,7 @@ def mismatch(bench: Bench) -> dict[str, Any]:
     return {"fields": found}
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, mla, nixl)}
+CASES = {case.__name__: case for case in (llama, killed, mismatch, mla, dsa, nixl)}
 
 
 def main() -> int:

@@ -7,11 +7,13 @@ refused when the connector is made.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -20,18 +22,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
 from pdkv.adapters.vllm.facts import Allocated, contract_of, require_supported
-from pdkv.adapters.vllm.memory import LayerCache, engine_pool, row_order
+from pdkv.adapters.vllm.memory import engine_pool, layer_caches, row_order
 from pdkv.adapters.vllm.orders import StepOrders
 from pdkv.adapters.vllm.scheduler import Engine, SchedulerSide
 from pdkv.adapters.vllm.settings import settings_of
 from pdkv.adapters.vllm.tally import NAMES, WITH_KIND
 from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
 from pdkv.errors import ConfigError
-from pdkv.geometry.page_layout import Group
 
 log = logging.getLogger(__name__)
 
@@ -89,12 +92,10 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _log_as_vllm_does()
         self._config, self._caches = vllm_config, kv_cache_config
         transfer = vllm_config.kv_transfer_config
-        self._settings = settings_of(transfer.kv_connector_extra_config)
-        parallel = vllm_config.parallel_config
-        self._port = self._settings.port + parallel.data_parallel_index * parallel.tensor_parallel_size
-        if len(kv_cache_config.transfer_groups) != 1:
-            names = [type(g.kv_cache_spec).__name__ for g in kv_cache_config.transfer_groups]
-            raise ConfigError("groups of layers with blocks of their own", ", ".join(names), "one")
+        said, parallel = settings_of(transfer.kv_connector_extra_config), vllm_config.parallel_config
+        first = said.port + parallel.data_parallel_index * parallel.tensor_parallel_size
+        self._settings = replace(said, port=first)
+        _require_one_full_group(kv_cache_config.transfer_groups)
         self._worker: WorkerSide | None = None
         self._results = Results()
         self._scheduler: SchedulerSide | None = None
@@ -102,7 +103,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             engine = Engine(
                 transfer.engine_id,
                 self._settings.host,
-                self._port,
+                self._settings.port,
                 parallel.tensor_parallel_size,
                 kv_cache_config.transfer_groups[0].kv_cache_spec.block_size,
             )
@@ -135,17 +136,14 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # --- a worker's half -------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        specs = self._specs()
-        caches = [
-            LayerCache(name, kv_caches[name], _group_of(spec)) for name, spec in specs.items() if name in kv_caches
-        ]
         blocks, group = self._caches.num_blocks, self._caches.transfer_groups[0]
+        caches = layer_caches(kv_caches, group)
         pool = engine_pool(caches, blocks, group.kv_cache_spec.block_size)
         have = Allocated(pool, row_order(caches, blocks), self._backends(), vllm.__version__)
         settings = self._settings
         contract = contract_of(self._config, have, weights_id=settings.weights_id, shadow=settings.shadow)
-        rank = self._port - settings.port + self._rank()
-        node_id = f"{self._config.kv_transfer_config.engine_id}-{self._rank()}"
+        rank = int(get_tensor_model_parallel_rank())
+        node_id = f"{self._config.kv_transfer_config.engine_id}-{rank}"
         self._worker = WorkerSide(settings, Identity(node_id, rank, contract), pool)
         log.info("%s: %d blocks of %d B, %s; %s", node_id, blocks, pool.fmt.page_bytes, contract.placement, contract)
 
@@ -202,21 +200,20 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _of_group(self, block_ids: tuple[list[int], ...]) -> list[int]:
         return list(self._caches.select_transfer_block_ids(block_ids)[0])
 
-    def _rank(self) -> int:
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-        return int(get_tensor_model_parallel_rank())
-
-    def _specs(self) -> dict[str, Any]:
-        """Of each layer of the group."""
-        group = self._caches.transfer_groups[0]
-        each = getattr(group.kv_cache_spec, "kv_cache_specs", None) or {}
-        return {name: each.get(name, group.kv_cache_spec) for name in group.layer_names}
-
     def _backends(self) -> list[str]:
-        from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
-
         return [str(backend.get_name()) for backend in get_current_attn_backends(self._config)]
+
+
+def _require_one_full_group(groups: Sequence[Any]) -> None:
+    """Other layers give blocks back while their request runs, or keep a state in them that no chain of tokens names."""
+    specs = [
+        spec for g in groups for spec in getattr(g.kv_cache_spec, "kv_cache_specs", {"": g.kv_cache_spec}).values()
+    ]
+    if len(groups) != 1 or not all(isinstance(spec, FullAttentionSpec) for spec in specs):
+        kinds = ", ".join(sorted({type(spec).__name__ for spec in specs}))
+        raise ConfigError(
+            "groups of layers with blocks of their own", f"{len(groups)}: {kinds}", "one, of full attention"
+        )
 
 
 def _log_as_vllm_does() -> None:
@@ -225,7 +222,3 @@ def _log_as_vllm_does() -> None:
     if not ours.handlers and not logging.getLogger().handlers:
         ours.handlers, ours.propagate = list(theirs.handlers), False
         ours.setLevel(theirs.level)
-
-
-def _group_of(spec: Any) -> Group:
-    return Group.INDEX if getattr(getattr(spec, "cache_role", None), "value", "") == "indexer" else Group.MAIN

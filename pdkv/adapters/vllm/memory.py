@@ -9,9 +9,10 @@ agree on it; block 0, which the engine writes padding to, is the pool's write si
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
+from typing import Any, Protocol
 
 import torch
 
@@ -36,6 +37,24 @@ class LayerCache:
         """The first number in its name, as in `model.layers.3.self_attn.attn`; 0 without one."""
         found = re.search(r"\.(\d+)(?:\.|$)", self.name)
         return int(found[1]) if found else 0
+
+
+class GroupSpec(Protocol):
+    """vLLM's `KVCacheGroupSpec`, as far as it is needed."""
+
+    layer_names: list[str]
+    kv_cache_spec: Any
+
+
+def layer_caches(tensors: Mapping[str, torch.Tensor], group: GroupSpec) -> list[LayerCache]:
+    """Of the group's layers that have one; an indexer's rows are the second group."""
+    each: Mapping[str, Any] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+    made = []
+    for name in group.layer_names:
+        role = getattr(each.get(name, group.kv_cache_spec), "cache_role", None)
+        if name in tensors:
+            made.append(LayerCache(name, tensors[name], Group.INDEX if role == "indexer" else Group.MAIN))
+    return made
 
 
 @dataclass(frozen=True, slots=True)

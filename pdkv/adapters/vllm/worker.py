@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdkv.adapters.vllm.holds import Holds, Terms
-from pdkv.adapters.vllm.loads import Loads, Tolerance, Wanted
+from pdkv.adapters.vllm.loads import Loaded, Loads, Tolerance, Wanted
 from pdkv.adapters.vllm.orders import Hold, Load, StepOrders
 from pdkv.adapters.vllm.settings import Settings
 from pdkv.adapters.vllm.source import BlockSource
 from pdkv.adapters.vllm.tally import Tally
 from pdkv.contract import Contract
-from pdkv.errors import ContractMismatch, Difference, PdkvError
+from pdkv.errors import BoundsError, ContractMismatch, Difference, PdkvError
 from pdkv.ids import LocalPages, NodeId, PageHashes, PeerName, new_incarnation
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
@@ -61,6 +61,7 @@ class Identity:
 
     node_id: str
     rank: int
+    """In its tensor-parallel group: it reads from the same one of another engine's."""
     contract: Contract
 
 
@@ -195,29 +196,30 @@ class _Node:
             self._begin(self._load(load))
 
     async def _hold(self, hold: Hold) -> None:
-        pages = LocalPages.checked(hold.blocks, self.station.pool.num_pages)
+        try:
+            pages = self._pages(hold.blocks)
+        except BoundsError as error:
+            log.error("request %s can't be kept for another engine: %s", hold.request_id, error)
+            self._sent(hold.request_id)
+            return
         await self._holds.add(hold.request_id, pages, self._names(hold))
         self.tally.held(len(pages))
 
     async def _load(self, load: Load) -> None:
-        pages = LocalPages.checked(load.blocks, self.station.pool.num_pages)
-        wanted = Wanted(
-            load.request_id, self._names(load), load.first_page, pages, f"{load.host}:{load.port + self._rank}"
-        )
-        loaded = await self._loads.load(wanted)
-        self.tally.loaded(loaded, len(pages))
-        if loaded.error is not None and len(pages):
-            log.warning(
-                "request %s: %d of %d pages were not loaded from %s: %s: %s",
-                load.request_id,
-                len(pages) - loaded.pages,
-                len(pages),
-                wanted.address,
-                loaded.error.kind,
-                loaded.error,
-            )
-        if not len(pages):
+        address = f"{load.host}:{load.port + self._rank}"
+        try:
+            pages = self._pages(load.blocks)
+        except BoundsError as error:
+            loaded = Loaded(error=error)
+        else:
+            loaded = await self._loads.load(Wanted(load.request_id, self._names(load), load.first_page, pages, address))
+        wanted = len(load.blocks)
+        if not wanted:
             return  # the engine doesn't wait for it
+        self.tally.loaded(loaded, wanted)
+        if (why := loaded.error) is not None:
+            words = f"{wanted - loaded.pages} of {wanted} pages were not loaded from {address}"
+            log.warning("request %s: %s: %s: %s", load.request_id, words, why.kind, why)
 
         def note(results: Results) -> None:
             results.received.add(load.request_id)
@@ -226,6 +228,9 @@ class _Node:
                 results.bad_blocks.update(load.blocks[loaded.pages :])
 
         self._note(note)
+
+    def _pages(self, blocks: Sequence[int]) -> LocalPages:
+        return LocalPages.checked(blocks, self.station.pool.num_pages)
 
     def _names(self, of: Hold | Load) -> PageHashes:
         fingerprint = bytes(32) if self._settings.shadow else self.station.contract.content_fingerprint

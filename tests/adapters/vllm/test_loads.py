@@ -1,9 +1,15 @@
 """Loads that must not pass: damage at the source, reuse during the read; and what shadow mode makes of them."""
 
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from pdkv.kvcache.verifier import Verifier
+from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
 from tests.adapters.vllm.engines import TOKENS, pair, prompt
 
 
@@ -53,3 +59,55 @@ def test_without_damage_nothing_is_counted_in_either_mode() -> None:
             d.load("r", prompt(3 * TOKENS), p, 11, 12, 13)
             assert d.until(lambda r: r.received).failed == set()
             assert "proofs_failed" not in d.side.tally.take()
+
+
+class Reads:
+    """In place of a transfer engine's `read`: what the test says becomes of it."""
+
+    def __init__(self, outcome: ReadOutcome) -> None:
+        self.outcome, self.asked = outcome, threading.Event()
+
+    def __call__(self, order: ReadOrder) -> Future[ReadOutcome]:
+        self.asked.set()
+        answered: Future[ReadOutcome] = Future()
+        answered.set_result(replace(self.outcome, stale=np.resize(self.outcome.stale, len(order))))
+        return answered
+
+
+def ended(status: ReadStatus, *, stale: bool = False, settled: Future[None] | None = None) -> ReadOutcome:
+    return ReadOutcome(status, np.array([stale]), 0, 0, 0, 0.0, 0.0, "said the test", settled)
+
+
+def test_blocks_under_a_read_without_a_proven_end_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair(find_s=0.2) as (p, d):
+        settled: Future[None] = Future()
+        reads = Reads(ended(ReadStatus.UNSETTLED, settled=settled))
+        monkeypatch.setattr(d.side.station.transfer, "read", reads)
+        p.hold("r", prompt(TOKENS), 4)
+        d.load("r", prompt(TOKENS), p, 3)
+        assert reads.asked.wait(20)
+        d.load("later", prompt(TOKENS, seed=1), p, 5)
+        assert d.until(lambda r: r.received).received == {"later"}, (
+            "which was asked for after the read had been given up"
+        )
+        settled.set_result(None)
+        assert d.until(lambda r: r.received).bad_blocks == {3}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (ended(ReadStatus.FAILED), "TransferError"),
+        (ended(ReadStatus.DONE, stale=True), "StalePages"),
+    ],
+)
+def test_a_read_that_failed_or_is_void_is_no_load(
+    monkeypatch: pytest.MonkeyPatch, outcome: ReadOutcome, kind: str
+) -> None:
+    with pair() as (p, d):
+        monkeypatch.setattr(d.side.station.transfer, "read", Reads(outcome))
+        p.hold("r", prompt(2 * TOKENS), 4, 5)
+        d.load("r", prompt(2 * TOKENS), p, 3, 6)
+        done = d.until(lambda r: r.received)
+        assert done.bad_blocks == {3, 6}
+        assert d.side.tally.take()[f"loads_failed/{kind}"] == 1

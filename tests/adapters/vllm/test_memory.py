@@ -1,12 +1,13 @@
 """Engines' tensors as pools: whatever the order of the axes, a page is its block's bytes, all of them and no others."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from pdkv.adapters.vllm.memory import LayerCache, engine_pool, row_order, runs_of
+from pdkv.adapters.vllm.memory import LayerCache, engine_pool, layer_caches, row_order, runs_of
 from pdkv.errors import ConfigError
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages
@@ -114,3 +115,30 @@ def test_what_is_no_cache_of_blocks_is_refused(tensor: torch.Tensor, field: str)
 def test_no_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         engine_pool([], BLOCKS, TOKENS)
+
+
+@dataclass
+class Spec:
+    cache_role: str = "sparse"
+
+
+@dataclass
+class Several:
+    kv_cache_specs: dict[str, Spec]
+
+
+@dataclass
+class GroupSpec:
+    layer_names: list[str]
+    kv_cache_spec: Spec | Several
+
+
+def test_layers_of_a_group_are_told_apart_by_vllms_role() -> None:
+    tensors = {name: permuted((0, 1, 2, 3)) for name in ("layers.0.attn", "layers.0.indexer", "layers.9.other")}
+    names = ["layers.0.attn", "layers.0.indexer", "layers.1.shares_another_layers"]
+    group = GroupSpec(names, Several({names[0]: Spec(), names[1]: Spec("indexer"), names[2]: Spec()}))
+    assert [(c.name, c.group) for c in layer_caches(tensors, group)] == [
+        (names[0], Group.MAIN),
+        (names[1], Group.INDEX),
+    ]
+    assert [c.group for c in layer_caches(tensors, GroupSpec(names[:1], Spec()))] == [Group.MAIN]

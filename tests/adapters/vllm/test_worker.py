@@ -105,6 +105,18 @@ def test_one_that_is_not_in_shadow_mode_is_refused_by_one_that_is() -> None:
         assert d.until(lambda r: r.received).bad_blocks == {3}
 
 
+def test_blocks_that_no_engine_may_name_end_the_request_and_no_more() -> None:
+    with pair() as (p, d):
+        words = prompt(2 * TOKENS)
+        p.hold("r", words, 0, 4)
+        assert p.until(lambda r: r.sent).sent == {"r"}
+        d.load("r", words, p, 3, BLOCKS)
+        assert d.until(lambda r: r.received).failed == {"r"}
+        p.hold("again", words, 5, 4)
+        d.load("again", words, p, 3, 6)
+        assert d.until(lambda r: r.received).failed == set()
+
+
 def test_a_dead_engine_is_an_error_and_no_hang() -> None:
     with pair() as (p, d):
         words = prompt(TOKENS)
