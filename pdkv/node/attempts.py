@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -209,11 +210,12 @@ class Attempts:
         """Of what time is left, no attempt may stand idle for more than its share, if others could be made."""
         settings, left_s = self._means.settings, self._wanted.until_s - _now()
         others = len(self._sources) + (self._policy is FailurePolicy.RECOMPUTE)
-        share_s = left_s / (others + 1)
+        # where there is nobody else, the request's own deadline is enough, and its error says more
+        share_s = left_s / (others + 1) if others else math.inf
         return Patience(
             read_s=settings.read_deadline_s,
             silence_s=min(settings.silence_s, share_s),
-            stall_s=left_s if self._policy is FailurePolicy.FAIL else share_s,
+            stall_s=math.inf if self._policy is FailurePolicy.FAIL else share_s,
         )
 
     async def _reach(self, address: str, patience: Patience) -> Link:

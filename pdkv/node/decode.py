@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from itertools import count
 
-from pdkv.errors import BoundsError, ConfigError, DuplicateRequest
+from pdkv.errors import BoundsError, ConfigError, DeadlineExceeded, DuplicateRequest
 from pdkv.ids import RequestId
 from pdkv.node.attempts import Attempts, Means
 from pdkv.node.base import NodeParts
@@ -33,11 +33,15 @@ from pdkv.node.queue import AdmissionQueue, Ask
 from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.node.settings import DecodeSettings
 from pdkv.node.source import Source
+from pdkv.node.stages import Stage
 
 Emit = Callable[[GenerateEvent], None]
 
 
 __all__ = ["DecodeNode", "DecodeSettings"]
+
+WHOLE = "the request"
+"""What has a request's own deadline."""
 
 
 class DecodeNode:
@@ -51,7 +55,8 @@ class DecodeNode:
         sources: SourceDirectory | None = None,
     ) -> None:
         """`sources` makes the connections to `source_addresses`; without it none of them is asked."""
-        self.parts = parts
+        self._at = parts.at
+        self.parts = parts = replace(parts, at=self._reached)
         self.settings = settings
         self.peers = PeerBook(parts)
         self.source = Source(parts, self.peers, ttl_s=settings.lease_ttl_s, per_peer=settings.leases_per_peer)
@@ -66,7 +71,8 @@ class DecodeNode:
         self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
         self.links = Links(parts, self.peers, directory, settings.prefill_addresses, settings.prefill_allow)
         self.keeper = PeerKeeper(self.peers, self.links.probe, settings.keeper)
-        self._running: set[RequestId] = set()
+        self._running: dict[RequestId, str] = {}
+        """The stage that each request reached last."""
         self._turn = 0
         self._asked = count()
         self.farewells: set[asyncio.Task[None]] = set()
@@ -138,13 +144,25 @@ class DecodeNode:
         if request.sampling.max_tokens < 1:
             raise BoundsError("max_tokens", request.sampling.max_tokens, "at least 1")
         prompt = plan_prompt(request.tokens, request.namespace, self.parts.contract)
-        self._running.add(request.request_id)
+        self._running[request.request_id] = "none"
         try:
-            async with deadline(request.remaining_s, "the request"):
+            async with deadline(request.remaining_s, WHOLE):
                 await self._generate(request, prompt, emit)
+        except DeadlineExceeded as error:
+            if error.fields.get("what") != WHOLE:
+                raise
+            reached = self._running[request.request_id]
+            raise DeadlineExceeded(
+                f"{error}; the last stage it reached: {reached}", **error.fields, reached=reached
+            ) from None
         finally:
-            self._running.discard(request.request_id)
+            del self._running[request.request_id]
             self._idle.changed()
+
+    def _reached(self, stage: Stage, request: RequestId) -> None:
+        if request in self._running:
+            self._running[request] = stage.value
+        self._at(stage, request)
 
     async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
         """Reserve what is needed, when it is the request's turn, bring the prompt in, decode; give everything back."""

@@ -159,6 +159,12 @@ def test_a_deadline_ends_the_request_and_says_so() -> None:
     async def scenario(pair: Pair) -> None:
         with pytest.raises(DeadlineExceeded, match="the request"):
             await answers(pair.decode.generate(request(1000, remaining_s=0.001)))
+        manager = pair.decode.parts.manager
+        taken = manager.reserve(PageHashes(), 60, max_hit_pages=0)
+        with pytest.raises(DeadlineExceeded, match=r"the last stage it reached: decode\.queued") as ended:
+            await answers(pair.decode.generate(request(300, seed=1, remaining_s=0.3)))
+        assert ended.value.fields["reached"] == "decode.queued"
+        manager.end(taken)
         for never in (float("nan"), float("inf")):
             with pytest.raises(BoundsError, match="finite"):
                 await answers(pair.decode.generate(request(100, remaining_s=never)))
