@@ -18,8 +18,8 @@ from pdkv.router.load import Given
 from pdkv.router.registry import Node, Pair
 
 REQUEST_TOKENS = 256
-"""What a request costs a prefill node beside the tokens that it computes: a step of few tokens takes as long as one of
-some hundred (docs/routing.md)."""
+"""What a request costs a prefill node beside the tokens that it computes: a step takes at least as long as the weights
+take to be read, which is as long as some 200 tokens take to be computed (docs/decisions/0025-routing.md)."""
 CLASSES = 8
 """Of full pools: within one, two decode nodes are equally full."""
 UNKNOWN = CLASSES + 1
