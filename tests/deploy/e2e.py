@@ -125,6 +125,20 @@ def survives_rolling_updates() -> None:
             kubectl("-n", NAMESPACE, "rollout", "status", "--timeout=20m", f"statefulset/{role}", timeout_s=1300)
 
 
+def survives_scaling() -> None:
+    """Up and down again, with nothing else changed: a new node is used soon, and nobody loses a request."""
+    for role in ("prefill", "decode"):
+        with under_load(f"statefulset/{role} scaled to 3 and back under load"):
+            kubectl("-n", NAMESPACE, "scale", f"statefulset/{role}", "--replicas=3")
+            until(lambda role=role: is_ready(f"{role}-2", unlike=""), f"{role}-2 Ready", 600)
+            ready_s = time.monotonic()
+            new = f"{role}-2.{role}:7000"
+            until(lambda role=role, new=new: new in up_nodes(role), f"{new} up in the router's eyes", USED_WITHIN_S)
+            said("the new pod is used", f"{time.monotonic() - ready_s:.1f} s after it was Ready")
+            kubectl("-n", NAMESPACE, "scale", f"statefulset/{role}", "--replicas=2")
+            until(lambda role=role: not pod(f"{role}-2"), f"{role}-2 gone", 300)
+
+
 def pod(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         kubectl("-n", NAMESPACE, "get", "pod", name, "--ignore-not-found", "-o", "json") or "{}"
@@ -138,11 +152,11 @@ def is_ready(name: str, *, unlike: str) -> bool:
     return bool(found) and found["metadata"]["uid"] != unlike and conditions.get("Ready") == "True"
 
 
-def up_nodes() -> set[str]:
-    """Addresses of prefill nodes that the router uses."""
+def up_nodes(role: str = "prefill") -> set[str]:
+    """Addresses of nodes that the router uses."""
     ask = ["exec", "deployment/router", "--", "pdkv", "status", "router:8000", "--json"]
-    prefill: dict[str, str] = json.loads(kubectl("-n", NAMESPACE, *ask))["prefill"]
-    return {address for address, state in prefill.items() if state == "up"}
+    nodes: dict[str, str] = json.loads(kubectl("-n", NAMESPACE, *ask))[role]
+    return {address for address, state in nodes.items() if state == "up"}
 
 
 def until(holds: Any, what: str, deadline_s: float) -> None:
@@ -171,6 +185,7 @@ def main() -> int:
         does_what_the_pages_say(options.overlay.resolve())
         survives_the_loss_of_a_prefill_pod()
         survives_rolling_updates()
+        survives_scaling()
     except (AssertionError, subprocess.TimeoutExpired) as error:
         print(f"WRONG: {error}", file=sys.stderr)
         return 1

@@ -128,6 +128,11 @@ class Fleet:
         flags += ["--memory", str(int(quantity(container["resources"]["limits"]["memory"])))]
         flags += [f"--env={key}={value}" for key, value in workload.environment(name).items()]
         flags += [f"--volume={at}:{to}:ro" for at, to in self.files(workload)]
+        # the engine's DNS has names, and no services
+        flags += [
+            "--env=PDKV_PREFILL_ADDRESSES=prefill-0.prefill:7000",
+            "--env=PDKV_DECODE_ADDRESSES=decode-0.decode:7000",
+        ]
         if workload.role != "router":
             flags.append("--env=PDKV_NET_DEVICES=eth1")
         self.engine.docker("create", *flags, "--network", NETWORKS[0], IMAGE, *container["args"])

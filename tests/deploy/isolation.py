@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdkv.config import ServiceConfig
+from pdkv.discovery.words import Slices, place_of
 from tests.deploy.cluster import Cluster, Workload
 
 LEVEL = "pod-security.kubernetes.io/enforce"
@@ -19,6 +21,7 @@ RESTRICTED_VOLUMES = {
     "projected",
     "secret",
 }
+SEES_ENDPOINTS = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
 GRPC, METRICS, UCX, UCX_LAST = 7000, 9400, 20000, 20999
 
 
@@ -62,16 +65,29 @@ def levels(cluster: Cluster) -> Iterator[str]:
 
 
 def rights(cluster: Cluster) -> Iterator[str]:
-    """No pod has a token, and nothing writes to its own image or takes variables from services."""
+    """A token has who looks for nodes by the API, and may see those and nothing else; nothing writes to its own image
+    or takes variables from services."""
+    asking = {workload.name for workload, _, config in cluster.configs() if _asks_the_api(config)}
+    bindings = [b for b in cluster.all("RoleBinding") if cluster.has(b["roleRef"]["kind"], b["roleRef"]["name"])]
+    bound = {subject["name"] for binding in bindings for subject in binding["subjects"]}
     for workload in cluster.workloads:
-        if workload.pod.get("automountServiceAccountToken") is not False:
-            yield f"{workload.name}: has a token for the API server"
+        asks = workload.name in asking
+        if workload.pod.get("automountServiceAccountToken") is not asks:
+            yield f"{workload.name}: has {'no' if asks else 'a'} token for the API server"
+        if (workload.pod["serviceAccountName"] in bound) is not asks:
+            yield f"{workload.name}: {'may not' if asks else 'may'} see endpoints"
         if workload.pod.get("enableServiceLinks") is not False:
             yield f"{workload.name}: gets variables of services"
         if workload.container["securityContext"].get("readOnlyRootFilesystem") is not True:
             yield f"{workload.name}: may write to its root"
-    for found in cluster.all("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
-        yield f"{found['kind']} {found['metadata']['name']}: pdkv asks nothing of the API server"
+    for found in cluster.all("Role", "ClusterRole", "ClusterRoleBinding"):
+        if found["kind"] != "Role" or found.get("rules") != SEES_ENDPOINTS or not asking:
+            yield f"{found['kind']} {found['metadata']['name']}: pdkv asks nothing else of the API server"
+
+
+def _asks_the_api(config: ServiceConfig) -> bool:
+    words = (*getattr(config, "prefill_addresses", ()), *getattr(config, "decode_addresses", ()))
+    return any(isinstance(place_of(word), Slices) for word in words)
 
 
 def disruption(cluster: Cluster) -> Iterator[str]:
@@ -165,6 +181,8 @@ def network(cluster: Cluster) -> Iterator[str]:
     ]
     wanted = {("client", "router", GRPC), ("router", "router", GRPC), ("decode", "prefill", GRPC)}
     wanted |= {("router", "prefill", GRPC), ("router", "decode", GRPC)}
+    if any(cluster.all("Role")):
+        wanted |= {("router", end.name, 443) for end in ends if end.name not in pods}
     if any(cluster.all("PodMonitor")):
         wanted |= {("prometheus", name, METRICS) for name in pods}
     for port in (UCX, UCX_LAST):

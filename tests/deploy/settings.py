@@ -11,6 +11,7 @@ from typer.main import get_command
 from pdkv.cli.app import app
 from pdkv.cli.serve import LAST_WORDS_S
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RouterConfig, ServiceConfig
+from pdkv.discovery.words import Hosts, Services, place_of
 from pdkv.errors import ConfigError
 from pdkv.geometry.model_config import load_config, model_shape
 from pdkv.geometry.page_layout import page_format
@@ -58,13 +59,41 @@ def addresses(cluster: Cluster) -> Iterator[str]:
         said.setdefault(type(config), set()).add(config.advertise)
     for _, pod, config in cluster.configs():
         for dialled, role in (("prefill_addresses", PrefillConfig), ("decode_addresses", DecodeConfig)):
-            known = set(getattr(config, dialled, said[role]))
+            words = getattr(config, dialled, None)
+            known = said[role] if words is None else {each for word in words for each in _found(cluster, word)}
             for address in sorted(known ^ said[role]):
                 yield f"{pod}: {dialled} {'lacks' if address in said[role] else 'has'} {address}"
         allowed = getattr(config, "prefill_allow", ("*",))
         for address in said[PrefillConfig]:
             if not any(fnmatchcase(address, pattern) for pattern in allowed):
                 yield f"{pod}: prefill_allow doesn't let a router name {address}"
+
+
+def _found(cluster: Cluster, word: str) -> set[str]:
+    """Where an address, or a place, leads to, as DNS and the API server of a cluster have it: every pod of a headless
+    Service that says its pods' addresses, ready or not, at the port of that name."""
+    place = place_of(word)
+    if place is None:
+        return {word}
+    if isinstance(place, Hosts):
+        raise ConfigError("addresses", word, "a place that brings names, for certificates")
+    if isinstance(place, Services):
+        port, protocol, name = place.name.split(".", 2)
+        port, protocol = port.removeprefix("_"), protocol.removeprefix("_").upper()
+    else:
+        port, protocol, name = place.port, "TCP", place.service
+    if not cluster.has("Service", name):
+        return set()
+    spec = cluster.get("Service", name)["spec"]
+    targets = [p["targetPort"] for p in spec["ports"] if (p["name"], p.get("protocol", "TCP")) == (port, protocol)]
+    if spec.get("clusterIP") != "None" or not spec.get("publishNotReadyAddresses"):
+        return set()
+    return {
+        f"{pod}.{name}:{workload.ports[target]}"
+        for workload in cluster.selected(spec["selector"])
+        for pod in workload.pod_names
+        for target in targets
+    }
 
 
 def _dialled(cluster: Cluster, workload: Workload, pod: str) -> Iterator[tuple[str, set[int]]]:

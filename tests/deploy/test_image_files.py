@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.deploy.engine import limits
 
 DOCKER = ROOT / "deploy" / "docker"
 LOCK = DOCKER / "requirements.lock"
+LOCKS = sorted(DOCKER.glob("*.lock"))
 ELSEWHERE = {"torch"}
 """Chosen by the build: for CPUs or for CUDA."""
 HADOLINT = str(Path(sys.executable).with_name("hadolint"))
@@ -47,9 +49,25 @@ def test_the_lock_has_what_the_package_wants() -> None:
 
 
 def test_every_package_of_the_locks_has_hashes() -> None:
-    for path in (LOCK, DOCKER / "build.lock"):
+    assert {path.stem for path in LOCKS} == {"build", "requirements", "kubernetes"}
+    for path in LOCKS:
         text = path.read_text("utf-8")
         assert len(locked(text)) == len(re.findall(r"^[^#\s]", text, re.MULTILINE)) > 0
+
+
+def test_the_lock_beside_it_has_the_client_of_kubernetes_and_agrees_with_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    found, common = locked((DOCKER / "kubernetes.lock").read_text("utf-8")), locked(LOCK.read_text("utf-8"))
+    (client,) = map(Requirement, project["kubernetes"])
+    assert client.specifier.contains(found[client.name])
+    assert f"{client.name}=={found[client.name]}" in project["dev"], "what tests run with"
+    assert {name: common[name] for name in found.keys() & common} == {
+        name: found[name] for name in found.keys() & common
+    }
+    needs = [Requirement(words) for words in metadata.requires(client.name) or ()]
+    needs = [need for need in needs if need.marker is None or need.marker.evaluate()]
+    everything = {**common, **found}
+    assert [str(n) for n in needs if not n.specifier.contains(everything.get(canonicalize_name(n.name), "0"))] == []
 
 
 def test_a_package_that_the_lock_lacks_is_found() -> None:
