@@ -7,6 +7,7 @@ At most two engines run at a time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import signal
@@ -207,6 +208,19 @@ def killed(bench: Bench) -> dict[str, Any]:
     return {"ended_after_s": round(ended[0].seconds, 2)}
 
 
+def nixl_killed(bench: Bench) -> dict[str, Any]:
+    """What vLLM's own connector does when the prefill engine is killed while its pages are wanted. Figures only."""
+    model, (long, short) = bench.model("llama", LLAMA), prompts(8).cold[-1:-3:-1]
+    p, d = bench.pair(model, "NixlConnector")
+    bench.checks.that(through(p, d, short, 4).tokens, "nixl_killed: the pair works")
+    computed = p.ask(long, 1, FOR_ANOTHER)
+    p.signal(signal.SIGKILL)
+    ended = d.ask(long, 4, computed.params)
+    after = d.ask(short[:50], 4)
+    bench.engines.stop(p, d)
+    return {"ended_after_s": round(ended.seconds, 2), "error": ended.error, "others_served": bool(after.tokens)}
+
+
 def mismatch(bench: Bench) -> dict[str, Any]:
     """Engines that must not be paired, each refused by the field that differs."""
     model, tokens = bench.model("llama", LLAMA), prompts(9).cold[-2]
@@ -235,7 +249,36 @@ def mismatch(bench: Bench) -> dict[str, Any]:
     return {"fields": found}
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, mla, dsa, nixl)}
+def steps(bench: Bench) -> dict[str, Any]:
+    """What loads cost the engine's steps: time between tokens of one answer, while prompts arrive and while none do.
+
+    The prompts are computed beforehand, so that the prefill engine takes no CPU meanwhile.
+    """
+    p, d = bench.pair(bench.model("llama", LLAMA))
+    draw, gaps = random.Random(11), {"quiet": list[float](), "loading": list[float]()}
+    for _ in range(3):
+        asked = [[draw.randrange(3, VOCABULARY) for _ in range(1500)] for _ in range(6)]
+        computed = [p.ask(tokens, 1, FOR_ANOTHER) for tokens in asked]
+        gaps["quiet"] += _gaps(d.arrivals(asked[0][:40], 300))
+        with ThreadPoolExecutor(1) as worker:
+            running = worker.submit(d.arrivals, asked[1][:40], 300)
+            got = [d.ask(tokens, 1, c.params) for tokens, c in zip(asked, computed, strict=True)]
+            gaps["loading"] += _gaps(running.result())
+        bench.checks.that(all(a.tokens for a in got), "steps: the prompts arrived while an answer was being given")
+    counted = d.counted()
+    bench.engines.stop(p, d)
+    report: dict[str, Any] = {}
+    for name, found in gaps.items():
+        cut = statistics.quantiles(found, n=100)
+        report |= {f"{name}_median_ms": round(1e3 * cut[49], 2), f"{name}_p99_ms": round(1e3 * cut[98], 2)}
+    return report | {"bytes_loaded": counted["bytes_loaded"], "load_seconds": round(counted["load_seconds"], 3)}
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+CASES = {case.__name__: case for case in (llama, killed, mismatch, mla, dsa, steps, nixl, nixl_killed)}
 
 
 def main() -> int:

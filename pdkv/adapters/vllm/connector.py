@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
@@ -33,8 +33,10 @@ from pdkv.adapters.vllm.orders import StepOrders
 from pdkv.adapters.vllm.scheduler import Engine, SchedulerSide
 from pdkv.adapters.vllm.settings import settings_of
 from pdkv.adapters.vllm.tally import NAMES, WITH_KIND
-from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
 from pdkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdkv.adapters.vllm.worker import WorkerSide
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._settings = replace(said, port=first)
         _require_one_full_group(kv_cache_config.transfer_groups)
         self._worker: WorkerSide | None = None
-        self._results = Results()
+        self._bad_blocks: set[int] = set()
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             engine = Engine(
@@ -136,6 +138,9 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # --- a worker's half -------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        # here, so that no process but a worker has gRPC and NIXL, and none has them when it is forked
+        from pdkv.adapters.vllm.worker import Identity, WorkerSide
+
         blocks, group = self._caches.num_blocks, self._caches.transfer_groups[0]
         caches = layer_caches(kv_caches, group)
         pool = engine_pool(caches, blocks, group.kv_cache_spec.block_size)
@@ -165,11 +170,12 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Blocks that failed are told by number; vLLM keeps those before the first of them."""
         if self._worker is None:
             return KVConnectorTransferResults()
-        self._results = results = self._worker.results()
+        results = self._worker.results()
+        self._bad_blocks = results.bad_blocks
         return KVConnectorTransferResults(finished_sending=results.sent, finished_recving=results.received)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._results.bad_blocks
+        return self._bad_blocks
 
     def get_kv_connector_stats(self) -> PdkvStats | None:
         counts = self._worker.tally.take() if self._worker is not None else {}
