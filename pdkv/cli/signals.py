@@ -41,6 +41,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def ending(code: int | None) -> str:
+    """How a process ended, in words; `code` as `subprocess` and `multiprocessing` have it."""
+    if code is None or code >= 0:
+        return f"ended with {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}" + (", as the system does that runs out of memory" if code == -signal.SIGKILL else "")
+
+
 @contextmanager
 def deaf_children() -> Iterator[None]:
     """A process that is started in the body doesn't hear Ctrl-C: whoever started it ends it. In the main thread."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pdkv.cli.signals import INTERRUPTED
+from pdkv.cli.signals import INTERRUPTED, ending
 
 PROCESS = """
 import os, signal, sys
@@ -62,3 +62,16 @@ def test_a_child_is_deaf_to_ctrl_c_and_its_parent_is_not() -> None:
 
     assert ended("deaf") == "1\n0 True\n"
     assert ended("hearing") == f"{-signal.SIGINT} True\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "ended with 3"),
+        (-signal.SIGTERM, "was killed by SIGTERM"),
+        (-signal.SIGKILL, "was killed by SIGKILL, as the system does that runs out of memory"),
+        (-40, "was killed by signal 40"),
+    ],
+)
+def test_how_a_process_ended(code: int, words: str) -> None:
+    assert ending(code) == words

@@ -216,8 +216,10 @@ async def pair(pages: int, chunk_tokens: int, token_us: float, *, scattered: boo
             process.start()
             processes.append(process)
             theirs.close()
-        async with deadline(START_S, "both nodes starting"):
-            addresses = {role: await received(pipes[role]) for role in ROLES}
+        addresses = {}
+        for role in ROLES:
+            async with deadline(START_S, f"the {role} node starting"):
+                addresses[role] = await received(pipes[role])
         yield Pair(pipes, addresses, directory)
         for pipe in pipes.values():
             pipe.send(END)

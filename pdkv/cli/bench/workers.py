@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pdkv.cli.signals import deaf_children
+from pdkv.cli.signals import deaf_children, ending
 from pdkv.errors import PdkvError, PeerLost, RemoteError
 from pdkv.rpc.security import Security
 
@@ -61,7 +61,7 @@ class Worker:
         except (EOFError, OSError) as error:
             await asyncio.to_thread(self._process.join, STOP_S)
             last = "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-            words = f"{self.name} ended with {self._process.exitcode}:\n{last}"
+            words = f"{self.name} {ending(self._process.exitcode)}; its last words: {last or 'none'}"
             raise PeerLost(words, name=self.name) from error
         if kind:
             raise RemoteError(f"{self.name}: {kind}: {answer}", kind=kind)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from pdkv.cli.signals import ending
 from pdkv.cli.soak.nursery import Nursery, NurseryProcess
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS
@@ -157,7 +158,7 @@ class Keeper:
                 await post.process.stop()
                 if (code := await post.process.wait()) != 0:
                     self._report.unclean_exits += 1
-                    self._report.notes.append(f"{post.name} ended with {code} when told to: {self._last_words(post)}")
+                    self._report.notes.append(f"{post.name} {ending(code)} when told to end: {self._last_words(post)}")
 
     def _plan(self, post: Post) -> str:
         """A death and some milder faults, at the stages that had fewest of them so far."""

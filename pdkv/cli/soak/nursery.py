@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from pdkv.cli.demo.fleet import START_DEADLINE_S, STOP_DEADLINE_S, command
-from pdkv.cli.signals import deaf_children
+from pdkv.cli.signals import deaf_children, ending
 from pdkv.errors import DeadlineExceeded, PeerLost
 from pdkv.node.flow import deadline
 
@@ -131,7 +131,7 @@ class Nursery:
         if not facts:
             await process.wait()
             last = "\n".join(self.log(name).read_text(errors="replace").splitlines()[-12:])
-            raise PeerLost(f"{name} ended with {await process.wait()} before it served:\n{last}", node=name)
+            raise PeerLost(f"{name} {ending(await process.wait())} before it served:\n{last}", node=name)
         process.address = json.loads(facts)["address"]
         return process
 

@@ -57,7 +57,7 @@ def test_a_pull_from_one_process_to_another_and_what_goes_wrong_is_told() -> Non
             await channels.close()
             source, sink_pid = workers.pids
             os.kill(sink_pid, signal.SIGKILL)
-            with pytest.raises(PeerLost, match="sink ended with"):
+            with pytest.raises(PeerLost, match="sink was killed by SIGKILL"):
                 await sink.cpu_s()
             assert alive(source)
             return workers.pids
