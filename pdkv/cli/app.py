@@ -27,6 +27,7 @@ from pdkv.cli.rank import rank
 from pdkv.cli.replay import replay
 from pdkv.cli.soak import soak
 from pdkv.cli.status import status
+from pdkv.cli.top import top
 from pdkv.errors import PdkvError
 
 BAD_INPUT = 2
@@ -66,6 +67,7 @@ app.command("rank", cls=Command)(rank)
 app.command("router", cls=Command)(router)
 app.command("generate", cls=Command)(generate)
 app.command("status", cls=Command)(status)
+app.command("top", cls=Command)(top)
 app.command("doctor", cls=Command)(doctor)
 app.command("health", cls=Command)(health)
 app.command("drain", cls=Command)(drain)

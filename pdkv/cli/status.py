@@ -190,7 +190,7 @@ def _columns(title: str, rows: Mapping[str, tuple[object, ...]], names: tuple[st
         numeric = all(isinstance(values[i], int | float) for values in rows.values())
         table.add_column(_words(names[i]) if names else "", justify="right" if numeric else "left", no_wrap=True)
     for key, values in rows.items():
-        table.add_row(*(Text(cell) for cell in (_value(key if names else _words(key)), *map(_value, values))))
+        table.add_row(*(Text(cell) for cell in (shown_value(key if names else _words(key)), *map(shown_value, values))))
     return table
 
 
@@ -198,7 +198,8 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _value(value: object) -> str:
+def shown_value(value: object) -> str:
+    """As a person reads it, and no terminal takes it for a command."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
