@@ -16,6 +16,7 @@ from pdkv.errors import ConfigError
 from pdkv.fields import (
     Address,
     Addresses,
+    Bind,
     Bytes,
     CollectorUrl,
     Count,
@@ -252,6 +253,25 @@ class NodeConfig(ServiceConfig):
         return total
 
 
+class HttpConfig(ServiceConfig):
+    """A service with an OpenAI-compatible HTTP port, if it is given an address."""
+
+    http_bind: Bind = ""
+    """Where completions are served over HTTP, beside gRPC: 0.0.0.0:8080; empty: nowhere. See docs/http.md."""
+    http_tokenizer: Annotated[str, Takes("DIR|bytes", "bytes, or a directory with tokenizer.json")] = ""
+    """What turns text into tokens there: bytes, as the presets take it, or a checkpoint's directory; empty: prompts are
+    token ids, and so are answers."""
+    http_models: Annotated[tuple[str, ...], Listed, Field(min_length=1)] = ("pdkv",)
+    """Names that requests may call the model by."""
+    http_api_keys: FilePath = ""
+    """File of keys, one a line, of which a request has to bear one; changes are seen without a restart. Empty: under
+    mutual TLS a client's certificate counts, in plain text everybody may ask."""
+    http_body_bytes: Bytes = 32 * MIB
+    """Largest body of a request: a prompt of 1M token ids takes some 8 MB."""
+    http_request_s: Annotated[Seconds, Field(le=MAX_DURATION_S)] = 600.0
+    """Longest that a request may take there."""
+
+
 class PrefillConfig(NodeConfig):
     """A prefill node."""
 
@@ -264,7 +284,7 @@ class PrefillConfig(NodeConfig):
     within it; none: no limit."""
 
 
-class DecodeConfig(NodeConfig):
+class DecodeConfig(NodeConfig, HttpConfig):
     """A decode node."""
 
     prefill_addresses: NodePlaces = ()
@@ -319,7 +339,7 @@ class RankConfig(NodeConfig):
     """A rank of a decode group, which is not its leader."""
 
 
-class RouterConfig(ServiceConfig):
+class RouterConfig(HttpConfig):
     """A router."""
 
     prefill_addresses: NodePlaces = Field(min_length=1)

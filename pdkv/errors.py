@@ -72,6 +72,36 @@ class ProtocolError(PdkvError):
     status = "INVALID_ARGUMENT"
 
 
+class FieldRefused(PdkvError):
+    """A field of a client's HTTP request can't be used: names the field, its value and what is allowed."""
+
+    status = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, have: str, allowed: str) -> None:
+        words = f"{field}: {have} can't be used; allowed: {allowed}"
+        super().__init__(words, field=field, have=have, allowed=allowed)
+
+
+class UnknownModel(PdkvError):
+    """A client asks for a model that isn't served here: names those that are."""
+
+    status = "NOT_FOUND"
+
+    def __init__(self, have: str, served: Sequence[str]) -> None:
+        allowed = ", ".join(served)
+        super().__init__(f"model: {have!r} is not served; served: {allowed}", field="model", have=have, allowed=allowed)
+
+
+class BodyTooLarge(BoundsError):
+    """A client's HTTP request has a larger body than may be."""
+
+
+class SlowClient(PdkvError):
+    """A client takes too long to send its HTTP request."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
 class MissingDependency(PdkvError):
     """An optional package is not installed; says what to install: an extra of pdkv's own, or the package itself."""
 
@@ -123,6 +153,12 @@ class NotAuthorised(PdkvError):
     """A certificate's names don't allow the call, or aren't those of the node that it is made for."""
 
     status = "PERMISSION_DENIED"
+
+
+class KeyRefused(PdkvError):
+    """An HTTP request bears no key, or none that is known here."""
+
+    status = "UNAUTHENTICATED"
 
 
 class AddressRefused(PdkvError):

@@ -104,6 +104,7 @@ Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0), Takes("SIZE", _SIZE_
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Takes("SECONDS", "a finite number of seconds")]
 Count = Annotated[int, Field(ge=0)]
 Address = Annotated[str, BeforeValidator(_address), Takes("HOST:PORT", "host:port")]
+Bind = Annotated[str, _matching(r"|.+:[0-9]{1,5}"), Takes("HOST:PORT", "host:port")]
 Addresses = Annotated[tuple[Address, ...], Listed]
 NodePlace = Annotated[str, BeforeValidator(_place), Takes("HOST:PORT", ALLOWED)]
 NodePlaces = Annotated[tuple[NodePlace, ...], Listed]

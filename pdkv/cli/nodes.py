@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pdkv.cli.fronting import front_of
 from pdkv.cli.options import ServeOptions, config_command
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RouterConfig, ServiceConfig
 
@@ -116,9 +117,8 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             # As on a prefill node: what is lent has to come back.
             beside = (node.watch_leases, node.keeper.run, node.links.redial.run, finder.run)
-            served = Served(
-                config, server, "decode", str(parts.name), node.drain, parts.readiness, control.told, beside
-            )
+            http, ready = front_of(config, node, parts.readiness), parts.readiness
+            served = Served(config, server, "decode", str(parts.name), node.drain, ready, control.told, beside, http)
             with publishing(config, parts.manager), exporting_node(config, node):
                 await run_until_told(served, options)
         finally:
@@ -161,6 +161,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             services = Services(router=DiscoveredRouter(router, finder.status), admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (watch.run, finder.run)
+            http = front_of(config, router, readiness)
             served = Served(
                 config,
                 server,
@@ -170,6 +171,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
                 readiness,
                 control.told,
                 beside,
+                http,
                 hangs_up=True,
             )
             with exporting_router(config, router, readiness):

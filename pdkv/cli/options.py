@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pdkv.config import ENV_PREFIX, NodeConfig, ServiceConfig
+from pdkv.config import ENV_PREFIX, HttpConfig, NodeConfig, ServiceConfig
 from pdkv.fields import Kind, field_kind, shown_bytes
 from pdkv.resolve import resolve
 
@@ -31,7 +31,11 @@ class ServeOptions:
 
 
 OWN_PANEL = "This service"
-PANELS: dict[str, type[ServiceConfig]] = {"Every service": ServiceConfig, "Every node with a pool": NodeConfig}
+PANELS: dict[str, type[ServiceConfig]] = {
+    "Every service": ServiceConfig,
+    "Every node with a pool": NodeConfig,
+    "HTTP": HttpConfig,
+}
 RUN_PANEL = "This process"
 SETTINGS_WORDS = f"""Each setting may also be a variable (`--node-id` is `{ENV_PREFIX}NODE_ID`) or a key of a YAML file
 (`--config`; `node_id: p0`). A switch that is on may be turned off by its `--no-` form."""
@@ -70,6 +74,8 @@ def require_servable(config: ServiceConfig) -> None:
 
     config.security()
     require_free(config.bind)
+    if isinstance(config, HttpConfig) and config.http_bind:
+        require_free(config.http_bind, "http_bind")
     if isinstance(config, NodeConfig) and config.require_rdma and config.backend == "nixl":
         from pdkv.cli.doctor.needs import needs_of
         from pdkv.cli.doctor.network import require_rdma

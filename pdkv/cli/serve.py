@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdkv.cli.options import ServeOptions
 from pdkv.cli.signals import end_at_once
@@ -29,6 +29,9 @@ from pdkv.machine.heap import keep_freed
 from pdkv.node.flow import deadline, together
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.server import GrpcServer
+
+if TYPE_CHECKING:
+    from pdkv.http.front import HttpFront
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -64,6 +67,8 @@ class Served:
     """Set when the process is to end: by a signal, or by an operator's call."""
     beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run from the first call to the last; the process doesn't outlive them."""
+    http: HttpFront | None = None
+    """Beside the server, and ends with it."""
     hangs_up: bool = False
     """Nobody has to call it again while it drains: connections end as soon as their calls have."""
 
@@ -85,9 +90,10 @@ async def run_until_told(served: Served, options: ServeOptions) -> None:
 
 async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> None:
     """From the first call to the last."""
-    config, server = served.config, served.server
+    config, server, http = served.config, served.server, served.http
+    heard = {"http": await http.start()} if http is not None else {}
     address = await server.start()
-    facts = {"role": served.role, "name": served.name, "address": address}
+    facts = {"role": served.role, "name": served.name, "address": address, **heard}
     if options.json:
         print(json.dumps(facts), flush=True)
     say(log, logging.INFO, "serving", facts)
@@ -114,13 +120,20 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
     await server.set_serving(serving=False)
     if served.hangs_up:
         server.hang_up()
+    if http is not None:
+        http.drain()
     try:
         async with deadline(config.drain_grace_s, "draining"):
             await served.drain()
             await server.calls_ended()
+            if http is not None:
+                await http.ended()
     except DeadlineExceeded as error:
         log.warning("%s: what is left is cancelled", error)
-    await server.end_calls(Draining(f"{served.name} has ended", node=served.name))
+    ended = Draining(f"{served.name} has ended", node=served.name)
+    await server.end_calls(ended)
+    if http is not None:
+        await http.stop(ended)
     await server.stop(LAST_WORDS_S)
 
 

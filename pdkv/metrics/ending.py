@@ -90,7 +90,7 @@ class Ending:
         for name, value in (("ttft_s", self.ttft_s), ("first_step_s", self.first_step_s)):
             if value is not None:
                 facts[name] = value
-        say(log, logging.INFO if self.error is None else logging.WARNING, WORDS, facts | more)
+        say(log, logging.INFO if self.error is None else logging.WARNING, WORDS, {**facts, **more})
 
     def _note(self, event: object) -> None:
         if isinstance(event, Token):

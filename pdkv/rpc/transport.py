@@ -113,12 +113,12 @@ def make_server(interceptors: list[grpc.aio.ServerInterceptor], gate: Gate, secu
     return grpc.aio.server(interceptors=interceptors, options=[*_SERVER_OPTIONS, *bounds])
 
 
-def require_free(bind: str) -> None:
+def require_free(bind: str, field: str = "bind") -> None:
     """To be asked before what is served is built, which takes seconds; `open_port` has the last word.
 
     Raises `ConfigError` if `bind` is no address of this machine, or is taken.
     """
-    host, _, port = require_address("bind", bind).rpartition(":")
+    host, _, port = require_address(field, bind).rpartition(":")
     refused: OSError | None = None
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -135,7 +135,7 @@ def require_free(bind: str) -> None:
     except OSError as error:
         refused = error
     why = refused.strerror if refused else "no address"
-    raise ConfigError("bind", bind, f"an address that is free here ({why})") from refused
+    raise ConfigError(field, bind, f"an address that is free here ({why})") from refused
 
 
 def open_port(server: grpc.aio.Server, bind: str, security: Security) -> int:

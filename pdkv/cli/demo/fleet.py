@@ -32,6 +32,7 @@ class NodeProcess:
         self.name = name
         self.log = log
         self.address = facts["address"]
+        self.http = facts.get("http", "")
         self._process = process
 
     @property
