@@ -17,6 +17,7 @@ import typer
 
 from pdkv.cli.options import field_parameters
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RankConfig
+from pdkv.discovery.words import place_of
 from pdkv.errors import ConfigError
 from pdkv.resolve import resolve
 
@@ -72,6 +73,11 @@ def doctor(**given: Any) -> None:
         raise ConfigError("connect", named, "nothing together with alone")
     own = config.prefill_addresses if isinstance(config, DecodeConfig) else ()
     listed = () if named is None else tuple(address.strip() for address in named.split(","))
+    for word in listed:
+        try:
+            place_of(word)
+        except ValueError as error:
+            raise ConfigError("connect", word, error) from error
     connect = () if alone else tuple(dict.fromkeys((*listed, *own)))
     if not run_doctor(role, config, connect, as_json=as_json):
         raise typer.Exit(NOT_READY)

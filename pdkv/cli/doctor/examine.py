@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator, Sequence
 
 from pdkv.cli.doctor import network, system
-from pdkv.cli.doctor.finding import Finding
+from pdkv.cli.doctor.finding import Finding, fail, ok
 from pdkv.cli.doctor.needs import Needs, needs_of
-from pdkv.config import NodeConfig
+from pdkv.config import DecodeConfig, NodeConfig
 from pdkv.contract import Contract
-from pdkv.errors import PdkvError
+from pdkv.discovery.finder import found_now, source_by
+from pdkv.errors import DiscoveryFailed, PdkvError
 from pdkv.machine import resources
 from pdkv.machine.devices import Devices, devices
 from pdkv.transfer.backends.ucx_probe import UcxFacts, ask_ucx
@@ -41,12 +42,16 @@ def this_machine(config: NodeConfig) -> list[Finding]:
     ]
 
 
-async def peers(config: NodeConfig, addresses: Sequence[str]) -> list[Finding]:
-    """Of nodes that are asked over the network. Raises `ConfigError` unless TLS files or plain text were asked for."""
+async def peers(config: NodeConfig, words: Sequence[str]) -> list[Finding]:
+    """Of nodes that are asked over the network, by their addresses or where they are found.
+
+    Raises `ConfigError` unless TLS files or plain text were asked for.
+    """
     from pdkv.cli.doctor.peers import Visited, contracts, lane, state, visit
     from pdkv.rpc.client import GrpcDirectory
 
-    findings, visited = [], []
+    findings, addresses = await _found(config, words)
+    visited = []
     needs, found = needs_of(config), devices()
     directory = GrpcDirectory(config.security())
     try:
@@ -62,6 +67,23 @@ async def peers(config: NodeConfig, addresses: Sequence[str]) -> list[Finding]:
     findings += contracts(_own_contract(config), visited)
     findings += [await lane(peer, needs, found) for peer in visited]
     return findings
+
+
+async def _found(config: NodeConfig, words: Sequence[str]) -> tuple[list[Finding], list[str]]:
+    """Of each place what it comes to, and all addresses."""
+    make = source_by(config.dns_server if isinstance(config, DecodeConfig) else "")
+    findings: list[Finding] = []
+    addresses: list[str] = []
+    for word in words:
+        try:
+            found = await found_now((word,), make)
+        except DiscoveryFailed as error:
+            findings.append(fail("discovery", str(error), "see the name, and that DNS or the API server answers here"))
+            continue
+        if found != (word,):
+            findings.append(ok("discovery", f"{word} finds {', '.join(found) or 'nobody'}"))
+        addresses += found
+    return findings, list(dict.fromkeys(addresses))
 
 
 def _ucx() -> UcxFacts | str:

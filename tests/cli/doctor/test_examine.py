@@ -14,6 +14,7 @@ from pdkv.cli.doctor.finding import Finding, Level, fail
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
 from pdkv.errors import ConfigError, TransferError
 from pdkv.transfer.backends.ucx_probe import UcxFacts
+from tests.discovery.dns_server import dns_server
 
 FACTS = UcxFacts("1.23.0", "libucp.so", (("tcp", "lo"), ("cma", "memory")))
 HOST = {"memory", "huge pages", "numa", "memlock", "cma", "rdma", "ucx", "UCX_TCP_RX_SEG_SIZE", "socket buffers"}
@@ -133,3 +134,32 @@ def test_a_decode_nodes_prefill_nodes_are_asked_and_each_once(monkeypatch: pytes
 def test_bad_input_is_named(args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*args) == 2
     assert words in capsys.readouterr().err
+
+
+def test_peers_are_found_where_their_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, who aren't there; and a place that finds nobody."""
+
+    async def body() -> list[Finding]:
+        async with dns_server() as dns:
+            dns.serve("_grpc._tcp.p.test", ["127.0.0.1:1", "127.0.0.1:2"])
+            config = DecodeConfig(pool_pages=9, insecure=True, dns_server=dns.address)
+            words = ("dns:_grpc._tcp.p.test", "127.0.0.1:2", "dns:nobody.test:7")
+            return await examine.peers(config, words)
+
+    found = asyncio.run(body())
+    assert [finding.check for finding in found[:4]] == [
+        "discovery",
+        "discovery",
+        "peer 127.0.0.1:1",
+        "peer 127.0.0.1:2",
+    ]
+    assert found[0].found == "dns:_grpc._tcp.p.test finds 127.0.0.1:1, 127.0.0.1:2"
+    assert [finding.level for finding in found[:3]] == [Level.OK, Level.FAIL, Level.FAIL]
+    assert "dns:nobody.test:7: NXDOMAIN" in found[1].found
+
+
+def test_a_place_that_is_written_wrongly_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(("doctor", "--connect", "dns:p0", "--insecure"))
+    assert ended.value.code == 2
+    assert "connect: 'dns:p0' can't be used; allowed: host:port, dns:NAME:PORT" in capsys.readouterr().err
