@@ -88,9 +88,9 @@ class Bench:
         self.checks.that(all(not a.error for a in answers), "an engine by itself answers everything")
         return [a.tokens for a in answers]
 
-    def pair(self, model: Path, connector: str = "PdkvConnector", **decode: Any) -> list[Engine]:
-        p = Plan("prefill", model, connector, "kv_producer")
-        return self.engines.start(p, replace(Plan("decode", model, connector, "kv_consumer"), **decode))
+    def pair(self, model: Path, connector: str = "PdkvConnector", extra: dict[str, Any] | None = None) -> list[Engine]:
+        roles = ("prefill", "kv_producer"), ("decode", "kv_consumer")
+        return self.engines.start(*(Plan(name, model, connector, role, extra or {}) for name, role in roles))
 
 
 def at_once(ask: Callable[[Tokens], Answer], asked: Sequence[Tokens]) -> list[Answer]:
@@ -115,11 +115,11 @@ def pages(tokens: Tokens) -> int:
     return -(-len(tokens) // BLOCK)
 
 
-def compare(bench: Bench, name: str, model: Path, connector: str, **decode: Any) -> dict[str, Any]:
+def compare(bench: Bench, name: str, model: Path, connector: str) -> dict[str, Any]:
     """Every prompt through a pair, against an engine alone."""
     asked = prompts(7)
     due = bench.alone(model, asked.all)
-    p, d = bench.pair(model, connector, **decode)
+    p, d = bench.pair(model, connector)
     sequential = [through(p, d, tokens, ANSWER_TOKENS) for tokens in asked.cold + asked.shared]
     crowd = at_once(lambda tokens: through(p, d, tokens, ANSWER_TOKENS), asked.crowd)
     got = [a.tokens for a in sequential + crowd]
@@ -154,13 +154,25 @@ def llama(bench: Bench) -> dict[str, Any]:
 
 
 def mla(bench: Bench) -> dict[str, Any]:
-    """Layers lie apart on prefill and are packed into blocks on decode, where a page is one run of memory."""
-    packed = {"VLLM_KV_CACHE_LAYOUT": "BLHNC"}
-    report = compare(bench, "mla", bench.model("mla", MLA), "PdkvConnector", environment=packed)
-    logs = [(bench.folder / f"{name}.log").read_text() for name in ("prefill", "decode")]
-    kinds = [kind for log in logs for kind in ("layer_major", "page_major") if f" B, {kind};" in log]
-    bench.checks.that(kinds == ["layer_major", "page_major"], f"mla: pages lie {' and '.join(kinds)}")
-    return report
+    """Packed blocks (VLLM_KV_CACHE_LAYOUT) are what `dsa` has: vLLM's own MLA kernel for CPU can't read them."""
+    return compare(bench, "mla", bench.model("mla", MLA), "PdkvConnector")
+
+
+def shadow(bench: Bench) -> dict[str, Any]:
+    """Two engines of unequal weights, told to refuse nothing: what would have been refused is counted."""
+    said: dict[str, Any] = {"shadow": True}
+    p, d = bench.engines.start(
+        Plan("prefill", bench.model("llama", LLAMA), "PdkvConnector", "kv_producer", said),
+        Plan("decode", bench.model("llama", LLAMA, seed=1), "PdkvConnector", "kv_consumer", said),
+    )
+    answer = through(p, d, prompts(10).cold[-2], 4)
+    bench.checks.that(answer.tokens, f"shadow: the request is served {answer.error}")
+    here, there = d.counted(), p.counted()
+    bench.checks.that(here.get("contract_mismatches") == 1, "shadow: decode has counted a contract that differs")
+    bench.checks.that(there.get("contract_mismatches") == 1, "shadow: so has prefill")
+    bench.checks.that(here["pages_loaded"] == pages(prompts(10).cold[-2]), "shadow: all pages came all the same")
+    bench.engines.stop(p, d)
+    return here
 
 
 def dsa(bench: Bench) -> dict[str, Any]:
@@ -278,7 +290,7 @@ def _gaps(times: Sequence[float]) -> list[float]:
     return [b - a for a, b in itertools.pairwise(times)]
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, mla, dsa, steps, nixl, nixl_killed)}
+CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, mla, dsa, steps, nixl, nixl_killed)}
 
 
 def main() -> int:

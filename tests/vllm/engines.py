@@ -48,7 +48,6 @@ class Plan:
     arguments: Sequence[str] = ()
     block_tokens: int = 64
     dtype: str = "float32"
-    environment: dict[str, str] = field(default_factory=dict)
     side_port: int = 0
     """0: any free one."""
 
@@ -76,7 +75,6 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),
-            **plan.environment,
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
