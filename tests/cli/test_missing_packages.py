@@ -19,6 +19,7 @@ def find_spec(name, *rest):
 
 PathFinder.find_spec = find_spec
 """
+FOUND = ("--prefill-addresses", "k8s:prefill", "--decode-addresses", "127.0.0.1:1", "--insecure")
 NODE = ("--node-id", "n0", "--insecure", "--pool-pages", "4")
 
 
@@ -49,6 +50,7 @@ def test_the_package_and_plan_need_none_of_the_heavy_ones(tmp_path: Path) -> Non
         ("torch", ("demo",), "pip install"),
         ("nixl", ("demo",), "pip install"),
         ("transformers", ("prefill", *NODE), "pip install '.[reference]'"),
+        ("kubernetes", ("router", *FOUND), "pip install '.[kubernetes]'"),
     ],
 )
 def test_what_to_install_is_said_in_one_line(

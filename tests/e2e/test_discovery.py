@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from dns.rcode import SERVFAIL
 
 from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.errors import PdkvError
 from pdkv.ids import RequestId
-from pdkv.node.messages import FailurePolicy, NodeStatus, Sampling
+from pdkv.node.messages import FailurePolicy, GenerateDone, NodeStatus, Sampling
 from pdkv.node.routing import RouterStatus
+from pdkv.rpc.convert import generate
+from pdkv.v1 import common_pb2, router_pb2_grpc
 from tests.discovery.api_server import api_server, endpoint, kubeconfig
 from tests.discovery.dns_server import DnsServer, dns_server
 from tests.e2e.world import Answer, World, free_address
@@ -187,3 +193,52 @@ def test_by_the_api_a_pod_that_ends_gets_no_new_request(
             await router.stop()
 
     world.run(body())
+
+
+def test_a_router_that_is_told_to_end_hands_its_clients_on(world: World) -> None:
+    """Who keeps a connection to it is served by another one at once, and what runs there comes to its end."""
+
+    async def body() -> None:
+        routers = await asyncio.gather(*(world.start_router(f"end-r{i}", world.prefill, world.decode) for i in (0, 1)))
+        for router in routers:
+            await until(
+                world.nodes.router(router.address).status, lambda s: "up" in s.decode.values(), "its nodes are up"
+            )
+        targets = ",".join(router.address for router in routers)
+        async with grpc.aio.insecure_channel(f"ipv4:{targets}") as channel:
+            stub = router_pb2_grpc.RouterStub(channel)
+
+            def asked(seed: int, tokens: int) -> Any:
+                sampling = Sampling(max_tokens=tokens)
+                request = replace(world.request(seed, 100, sampling=sampling, want_logits=False), prefill_address="")
+                return stub.Generate(generate.generate_request_to_pb(request), timeout=DEADLINE_S)
+
+            long = aiter(asked(7950, 512))
+            await anext(long)
+            (gone,) = [r for r in routers if (await world.nodes.router(r.address).status()).requests]
+            os.kill(gone.pid, signal.SIGTERM)
+            await _is_heard(stub)
+            short = [generate.generate_event_from_pb(reply) async for reply in asked(7951, 4)]
+            assert isinstance(short[-1], GenerateDone)
+            assert gone.running, "it is still busy with the long one"
+            left = [generate.generate_event_from_pb(reply) async for reply in long]
+            assert len(left) == 512, "all other tokens, and the last word"
+            assert isinstance(left[-1], GenerateDone)
+        assert await gone.wait() == 0
+        await asyncio.gather(*(router.stop() for router in routers))
+
+    world.run(body())
+
+
+async def _is_heard(stub: router_pb2_grpc.RouterStub) -> None:
+    """The other router, which runs nothing, answers. A call in between may have no answer."""
+
+    async def requests() -> int:
+        try:
+            return int((await stub.Status(common_pb2.StatusRequest(), timeout=DEADLINE_S)).requests)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
+                raise
+            return 1
+
+    await until(requests, lambda count: count == 0, "another router answers")
