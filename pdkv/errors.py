@@ -53,7 +53,9 @@ class ConfigError(PdkvError):
     status = "INVALID_ARGUMENT"
 
     def __init__(self, field: str, have: object, allowed: object) -> None:
-        words = f"{field}: {have!r} can't be used; allowed: {allowed}"
+        """`have` None: it was not given at all."""
+        words = f"{field}: not given" if have is None else f"{field}: {have!r} can't be used"
+        words += f"; allowed: {allowed}"
         super().__init__(words, field=field, have=have, allowed=allowed)
 
 

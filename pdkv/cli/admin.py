@@ -29,7 +29,7 @@ class _AdminOptions(ClientOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DrainOptions(_AdminOptions):
-    end: Annotated[bool, typer.Option("--end", help="The process ends then, as on SIGTERM.")] = False
+    end: Annotated[bool, typer.Option("--end", help="Then the process ends, as on SIGTERM.")] = False
     wait: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Longest to wait for its requests.")] = 60.0
 
 
@@ -40,7 +40,8 @@ class CompactOptions(_AdminOptions):
 
 def run_drain(options: DrainOptions) -> None:
     _told(options, lambda admin: admin.drain(end=options.end, wait_s=options.wait))
-    print(f"{options.address} has no request and no lease any more", file=sys.stderr)
+    then = "and ends now" if options.end else "and takes none until it is ended"
+    print(f"{options.address} has no request and no lease any more, {then}", file=sys.stderr)
 
 
 def run_compact(options: CompactOptions) -> None:

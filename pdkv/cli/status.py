@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from pdkv.rpc.client import GrpcDirectory
 
 INTERRUPTED = 130
+EXPLAINED = {
+    "claims": "pages that requests which have started will need, and have; growing: of these requests, those that wait",
+    "uses": "of the cached pages",
+    "totals": "since the start; announced: also lent, to peers that may read it",
+    "held_leases": "those that expire first; computing: its request still runs",
+}
+"""Words beside the name of a table that alone says too little."""
 SHOWN_OF_CONTRACT = ("engine", "weights_id", "main_row_format", "speculation", "eagle_rule", "placement", "version")
 
 HELP = """Show what a decode node, a prefill node or a router says of itself.
@@ -154,7 +161,9 @@ def status_text(found: NodeStatus | RouterStatus, address: str) -> Iterator[Rend
     for title, entries in maps.items():
         if entries:
             yield ""
-            yield _map_table(title, entries)
+            if title in EXPLAINED:
+                yield f"{_words(title)}: {EXPLAINED[title]}"
+            yield _map_table("" if title in EXPLAINED else title, entries)
 
 
 def _contract_words(contract: Contract) -> Iterator[tuple[str, object]]:

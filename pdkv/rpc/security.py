@@ -77,7 +77,8 @@ def security_of(*, ca: str = "", certificate: str = "", key: str = "", insecure:
     if insecure:
         return PlainText()
     if not any(given.values()):
-        raise ConfigError("insecure", insecure, f"true for plain text; else give {', '.join(given)} for mutual TLS")
+        allowed = f"plain text where that is said (--insecure), or {', '.join(given)} for mutual TLS"
+        raise ConfigError("insecure", None, allowed)
     for name, value in given.items():
         if not value:
             raise ConfigError(name, value, f"a PEM file: {', '.join(given)} go together")

@@ -39,13 +39,14 @@ def exit_code(*args: str) -> int | str | None:
 def test_drain(capsys: pytest.CaptureFixture[str]) -> None:
     code, control = told("drain")
     assert code == 0
-    assert "no request and no lease any more" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("no request and no lease any more, and takes none until it is ended\n")
     assert not control.told.is_set()
 
 
-def test_drain_to_the_end() -> None:
+def test_drain_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     code, control = told("drain", "--end")
     assert code == 0
+    assert capsys.readouterr().err.endswith("no request and no lease any more, and ends now\n")
     assert control.told.is_set()
 
 

@@ -215,7 +215,7 @@ def test_so_many_tokens_can_not_be_asked_for(count: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), "insecure: False can't be used; allowed: true for plain text; else give tls_ca, tls_certificate, tls_key"),
+        ((), "insecure: not given; allowed: plain text where that is said (--insecure), or tls_ca"),
         (("--insecure", "--tls-ca", "ca.pem"), "insecure: True can't be used; allowed: false where there is tls_ca"),
         (("--tls-ca", "ca.pem", "--tls-key", "k.pem"), "tls_certificate: '' can't be used; allowed: a PEM file: "),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdkv.cli.app import run
-from pdkv.cli.status import status_object, status_text
+from pdkv.cli.status import EXPLAINED, status_object, status_text
 from pdkv.node.messages import NodeStatus
 from pdkv.node.routing import RouterStatus
 from pdkv.rpc.security import PlainText
@@ -184,3 +184,10 @@ def test_what_can_not_be_asked(args: tuple[str, ...], words: str, capsys: pytest
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"pdkv: {words}")
+
+
+def test_tables_whose_name_says_too_little_are_explained() -> None:
+    out = shown(samples.status("decode"))
+    (line,) = (line for line in out.splitlines() if line.startswith("claims"))
+    assert "pages that requests which have started will need, and have" in line
+    assert set(EXPLAINED) <= {field.name for field in fields(NodeStatus)}

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pdkv.cli.console import table_console
 from pdkv.cli.options import field_parameters
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RankConfig
 from pdkv.discovery.words import place_of
@@ -57,7 +58,7 @@ def run_doctor(role: str, config: NodeConfig, connect: tuple[str, ...], *, as_js
     else:
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = table_console()
         console.print(report_table(findings))
         console.print(summary(findings))
     return ready(findings)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdkv.cli.client import ClientOptions, options_command
+from pdkv.cli.console import table_console
 from pdkv.cli.status import INTERRUPTED, status_of
 from pdkv.errors import ConfigError, PeerLost
 
@@ -94,13 +95,9 @@ def run_top(options: TopOptions) -> None:
 
 
 async def _watch(fleet: Fleet, options: TopOptions) -> None:
-    from rich.console import Console
-
     from pdkv.cli.top.line import lines_of
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 1000  # who reads it has no width
+    console = table_console()
     loop, before = asyncio.get_running_loop(), []
     with _showing(options, console) as show:
         while True:
