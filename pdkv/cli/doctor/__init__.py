@@ -56,8 +56,6 @@ def run_doctor(role: str, config: NodeConfig, connect: tuple[str, ...], *, as_js
     if as_json:
         print(json.dumps({"role": role, **report_object(findings)}))
     else:
-        from rich.console import Console
-
         console = table_console()
         console.print(report_table(findings))
         console.print(summary(findings))
