@@ -89,11 +89,10 @@ class NodeParts(Station):
         """Free or evictable."""
         return self.manager.allocator.free_count + self.manager.tree.evictable
 
-    def counted(self) -> dict[str, dict[str, int]]:
-        """Fields of a node's status."""
-        tree = self.manager.tree
-        uses = {"evictable": tree.evictable, "locked": tree.locked}
-        return {"uses": uses, "totals": self.moved.bytes(self.pool.fmt)}
+    @property
+    def uses(self) -> dict[str, int]:
+        """Of the cached pages."""
+        return {"evictable": self.manager.tree.evictable, "locked": self.manager.tree.locked}
 
     def columns(self, first: int, pages: LocalPages, hashes: PageHashes) -> PagesSealed:
         """Sealed pages as a peer is told of them; `first` is the first one's place in its prompt.

@@ -103,7 +103,8 @@ class DecodeNode:
             borrowed_pages=borrower.pages if borrower else 0,
             borrow_failures=dict(borrower.failures) if borrower else {},
             claims=self.queue.started.claims(),
-            **self.parts.counted(),
+            uses=self.parts.uses,
+            totals=self.parts.moved.bytes(self.parts.pool.fmt),
             available_pages=self._available_pages(),
         )
 

@@ -154,7 +154,8 @@ class PrefillNode:
             borrowed_pages=self.pull_back.borrower.pages,
             borrow_failures=dict(self.pull_back.borrower.failures),
             waiting_tokens=self.backlog.tokens,
-            **self.parts.counted(),
+            uses=self.parts.uses,
+            totals=self.parts.moved.bytes(self.parts.pool.fmt),
             available_pages=self.parts.available_pages,
         )
 

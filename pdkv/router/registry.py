@@ -91,6 +91,11 @@ class Pair:
     def nodes(self) -> tuple[Node, Node]:
         return self.prefill, self.decode
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """For a trace."""
+        return {"pdkv.prefill.address": self.prefill.address, "pdkv.decode.address": self.decode.address}
+
     def __str__(self) -> str:
         return f"{self.decode.address} with {self.prefill.address}"
 

@@ -43,6 +43,7 @@ from pdkv.router.policy import Policy, Turns
 from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial
 from pdkv.router.watch import NodeDirectory
 from pdkv.router.weights import Weights
+from pdkv.tracing.span import current, ending, span
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ REROUTED = (*DOWN, *APART, CapacityError, WrongIncarnation)
 """Another pair may serve the request. Not what the request itself is wrong about, and not what failed on the way."""
 FINAL = (NeverFits, AccountMismatch)
 """Not rerouted though their parent class is: the one holds on every node, the other came after prefill's end."""
+PICK, ROUTE = "pdkv.pick", "pdkv.route"
+"""Spans: of asking nodes what they have, and of a pair from its choice to the end of its stream."""
 TRIAL_S = 1.0
 """A node that refuses does so at once: whoever waits for another request's trial of it waits no longer."""
 REASONS = ("prefix", "load", "turn")
@@ -142,7 +145,8 @@ class Router:
     async def _routed(self, request: GenerateRequest, ends_s: float) -> AsyncGenerator[GenerateEvent, None]:
         loop = asyncio.get_running_loop()
         refusals = _Refusals()
-        weights = await self._weights(request)
+        with span(PICK):
+            weights = await self._weights(request)
         while pair := self._turns.pick(refusals.cover, weights):
             remaining_s = ends_s - loop.time()
             if remaining_s <= 0:
@@ -159,13 +163,15 @@ class Router:
                 on_failure=request.on_failure or self._settings.on_failure,
             )
             self._choices[route.reason(weights)] += 1
-            with self._registry.trying(pair):
+            told = current().child(ROUTE, {"pdkv.reason": route.reason(weights), **pair.facts})
+            with self._registry.trying(pair), ending(told):
                 try:
                     async with aclosing(self._followed(route, asked)) as events:
                         async for event in events:
                             yield event
                     return
                 except REROUTED as error:
+                    told.fail(error)
                     self._note(pair, route.others, error, refusals)
                     if route.started or isinstance(error, FINAL) or "accepted_by" in error.fields:
                         raise

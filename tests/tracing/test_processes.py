@@ -161,10 +161,15 @@ def test_one_trace_over_four_processes_and_a_retry_shows_both_attempts(fleet: Tr
     for outer, inner in pairwise(chain):
         assert inner.parent == outer.id
         assert inner.within(outer)
+    assert only(under(spans, chain[2]), "pdkv.pick").within(chain[2])
+    route = only(under(spans, chain[2]), "pdkv.route")
+    assert chain[3].within(route)
+    assert route.attributes["pdkv.decode.address"] == fleet.decode.address
     decode = chain[-1]
     attempt = only(under(spans, decode), ATTEMPT)
     assert attempt.within(decode)
     assert check(spans, attempt) in ("p0", "p1")
+    assert attempt.attributes["pdkv.prefill.address"] == route.attributes["pdkv.prefill.address"]
     stages = [span for span in under(spans, decode) if span.name in STAGES]
     assert sorted(span.name for span in stages) == sorted(STAGES)
     assert all(span.within(decode) for span in stages)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdkv.cli.top.line import Line
-    from pdkv.cli.top.look import Fleet
+    from pdkv.cli.top.look import Fleet, Seen
 
 HELP = """Watch a fleet: a line a node, again every few seconds, until Ctrl-C.
 
@@ -98,7 +98,8 @@ async def _watch(fleet: Fleet, options: TopOptions) -> None:
     from pdkv.cli.top.line import lines_of
 
     console = table_console()
-    loop, before = asyncio.get_running_loop(), []
+    loop = asyncio.get_running_loop()
+    before: list[Seen] = []
     with _showing(options, console) as show:
         while True:
             began_s = loop.time()
