@@ -202,3 +202,19 @@ def test_a_fleet_without_room_says_when_to_come_again_unless_it_never_will_have_
         assert ("retry_after_s" in raised.fields) == hinted
 
     run(body)
+
+
+def test_a_burst_is_spread_before_any_node_has_said_a_word_of_it() -> None:
+    async def body() -> None:
+        nodes = Knowing({}, d0=Stream(hangs=True))
+        router, _ = scene(nodes)
+        burst = [asyncio.create_task(collect(router.generate(REQUEST))) for _ in range(12)]
+        while len(nodes.requests) < 12:
+            await asyncio.sleep(0)
+        chosen = [request.prefill_address for _, request in nodes.requests]
+        assert {address: chosen.count(address) for address in set(chosen)} == {"p0": 4, "p1": 4, "p2": 4}
+        for task in burst:
+            task.cancel()
+        await asyncio.wait(burst)
+
+    run(body)
