@@ -103,8 +103,8 @@ WRONG: list[tuple[Check, str, Change, str]] = [
     (
         references.ports,
         "cpu-demo",
-        lambda c: spec(c, "Service", "router")["ports"][0].update(targetPort="http"),
-        "no port http",
+        lambda c: spec(c, "Service", "router")["ports"][0].update(targetPort="web"),
+        "no port web",
     ),
     (references.ports, "cpu-demo", lambda c: container(c)["ports"].pop(0), "decode has no port 20000"),
     (references.mounts, "cpu-demo", lambda c: pod(c)["volumes"].pop(0), "which is no volume"),
