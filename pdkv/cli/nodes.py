@@ -12,6 +12,7 @@ from pdkv.cli.options import ServeOptions, config_command
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig, RouterConfig, ServiceConfig
 
 if TYPE_CHECKING:
+    from pdkv.node.decode import DecodeSettings
     from pdkv.node.keeper import KeeperSettings
     from pdkv.router.service import RouterSettings
     from pdkv.rpc.transport import Endpoint
@@ -66,11 +67,8 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
     from pdkv.metrics.served import MeteredDecodeNode
     from pdkv.metrics.timeline import Timeline
     from pdkv.node.control import Control
-    from pdkv.node.decode import DecodeSettings
     from pdkv.node.fault_plan import FaultPlan
     from pdkv.node.group import lead
-    from pdkv.node.messages import FailurePolicy
-    from pdkv.node.preemption import PreemptPolicy
     from pdkv.rpc.client import GrpcDirectory
     from pdkv.rpc.server import GrpcServer, Services
 
@@ -83,29 +81,10 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
             if config.rank_addresses:
                 ranks = [directory.rank(address) for address in config.rank_addresses]
                 parts, group = await lead(parts, ranks, order=eviction_order(config.eviction))
-            settings = DecodeSettings(
-                read_deadline_s=config.read_deadline_s,
-                allow_fault_injection=config.allow_fault_injection,
-                queue_limit=config.queue_limit,
-                reserve_window_pages=config.reserve_window_pages if config.reserve == "late" else None,
-                preempt=PreemptPolicy(config.preempt),
-                offload_bytes=config.offload_bytes,
-                cache_answers=config.cache_answers,
-                on_failure=FailurePolicy(config.on_failure),
-                silence_s=config.peer_silence_s,
-                peer_pages_share=config.peer_pages_share,
-                recompute_chunk_tokens=config.recompute_chunk_tokens,
-                prefill_allow=config.prefill_allow,
-                pull_back=config.pull_back,
-                source_addresses=config.source_addresses,
-                locate_s=config.locate_s,
-                borrow_s=config.borrow_s,
-                lease_ttl_s=config.lease_ttl_s,
-                leases_per_peer=config.leases_per_peer,
-                keeper=_keeping(config),
-            )
             faults = FaultPlan.parse(config.fault_plan)
-            node = MeteredDecodeNode(parts, faults.directory(directory), settings, faults.sources(directory.sources))
+            node = MeteredDecodeNode(
+                parts, faults.directory(directory), _decoding(config), faults.sources(directory.sources)
+            )
             node.timeline = timeline
             finder = Finder(
                 {"prefill": config.prefill_addresses},
@@ -180,6 +159,34 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             await directory.close()
 
     run_service(config, serve, options)
+
+
+def _decoding(config: DecodeConfig) -> DecodeSettings:
+    from pdkv.node.decode import DecodeSettings
+    from pdkv.node.messages import FailurePolicy
+    from pdkv.node.preemption import PreemptPolicy
+
+    return DecodeSettings(
+        read_deadline_s=config.read_deadline_s,
+        allow_fault_injection=config.allow_fault_injection,
+        queue_limit=config.queue_limit,
+        reserve_window_pages=config.reserve_window_pages if config.reserve == "late" else None,
+        preempt=PreemptPolicy(config.preempt),
+        offload_bytes=config.offload_bytes,
+        cache_answers=config.cache_answers,
+        on_failure=FailurePolicy(config.on_failure),
+        silence_s=config.peer_silence_s,
+        peer_pages_share=config.peer_pages_share,
+        recompute_chunk_tokens=config.recompute_chunk_tokens,
+        prefill_allow=config.prefill_allow,
+        pull_back=config.pull_back,
+        source_addresses=config.source_addresses,
+        locate_s=config.locate_s,
+        borrow_s=config.borrow_s,
+        lease_ttl_s=config.lease_ttl_s,
+        leases_per_peer=config.leases_per_peer,
+        keeper=_keeping(config),
+    )
 
 
 def _routing(config: RouterConfig) -> RouterSettings:
