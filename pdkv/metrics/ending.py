@@ -24,6 +24,9 @@ WORDS = "request ended"
 Event = TypeVar("Event")
 
 OF_SHIPMENT = {
+    "decode_node": "decode_node",
+    "prefill_address": "prefill_address",
+    "prefill_request": "prefill_request",
     "pages": "pages_total",
     "hit_pages": "pages_hit",
     "shipped_pages": "pages_shipped",
@@ -35,7 +38,7 @@ OF_SHIPMENT = {
     "compute_s": "prefill_s",
     "transfer_s": "transfer_s",
 }
-"""Facts of the account, units last, and the fields of a `Shipment` that they are."""
+"""Names of whoever served it, and facts of the account, units last, and the fields of a `Shipment` that they are."""
 
 
 @dataclass(slots=True)

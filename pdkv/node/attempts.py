@@ -314,6 +314,8 @@ class Attempts:
             ttft_s=now_s - began_s,
             pages_pulled_back=done.pages_pulled_back,
             pages_borrowed=self.borrowed,
+            prefill_request=brought.request,
+            decode_node=str(parts.name),
             prefill_address=self.brought_by,
         )
 

@@ -264,6 +264,10 @@ class Shipment:
     """Of those shipped, the ones that another node than prefill had."""
     prefill_address: str = ""
     """Of the prefill node that brought the prompt to its end; empty: it was computed on decode."""
+    prefill_request: str = ""
+    """What the request was called there."""
+    decode_node: str = ""
+    """Name of the node that answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class Brought:
     done: PrefillDone
     heard_s: float
     """When its last words came, in the loop's seconds."""
+    request: str = ""
+    """What it was called where it was computed; empty: that was here."""
 
 
 class Pull:
@@ -146,7 +148,7 @@ class Pull:
                     case PagesSealed() if self._lease is not None and brought is None:
                         intake.announce(event)
                     case PrefillDone() if self._lease is not None and brought is None:
-                        brought = Brought(self._taken(event), _now())
+                        brought = Brought(self._taken(event), _now(), request_id)
                         self._wanted.at(Stage.PREFILLED)
                         intake.announce_tail(event.tail)
                     case _:

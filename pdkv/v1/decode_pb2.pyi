@@ -243,6 +243,8 @@ class Shipment(_message.Message):
     PAGES_PULLED_BACK_FIELD_NUMBER: _builtins.int
     PAGES_BORROWED_FIELD_NUMBER: _builtins.int
     PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
+    PREFILL_REQUEST_FIELD_NUMBER: _builtins.int
+    DECODE_NODE_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     pages_total: _builtins.int
     pages_hit: _builtins.int
@@ -264,6 +266,10 @@ class Shipment(_message.Message):
     """Of pages_shipped, those that another node than prefill had."""
     prefill_address: _builtins.str
     """host:port of the prefill node that brought the prompt to its end; empty: nobody did."""
+    prefill_request: _builtins.str
+    """What the request was called there."""
+    decode_node: _builtins.str
+    """Name of the node that answered."""
     def __init__(
         self,
         *,
@@ -285,10 +291,12 @@ class Shipment(_message.Message):
         pages_pulled_back: _builtins.int = ...,
         pages_borrowed: _builtins.int = ...,
         prefill_address: _builtins.str = ...,
+        prefill_request: _builtins.str = ...,
+        decode_node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_backend", b"bytes_backend", "bytes_index", b"bytes_index", "bytes_main", b"bytes_main", "bytes_tail", b"bytes_tail", "chunks", b"chunks", "descriptors", b"descriptors", "digests_verified", b"digests_verified", "exposed_transfer_s", b"exposed_transfer_s", "pages_borrowed", b"pages_borrowed", "pages_hit", b"pages_hit", "pages_pulled_back", b"pages_pulled_back", "pages_shipped", b"pages_shipped", "pages_total", b"pages_total", "prefill_address", b"prefill_address", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "transfer_s", b"transfer_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_backend", b"bytes_backend", "bytes_index", b"bytes_index", "bytes_main", b"bytes_main", "bytes_tail", b"bytes_tail", "chunks", b"chunks", "decode_node", b"decode_node", "descriptors", b"descriptors", "digests_verified", b"digests_verified", "exposed_transfer_s", b"exposed_transfer_s", "pages_borrowed", b"pages_borrowed", "pages_hit", b"pages_hit", "pages_pulled_back", b"pages_pulled_back", "pages_shipped", b"pages_shipped", "pages_total", b"pages_total", "prefill_address", b"prefill_address", "prefill_request", b"prefill_request", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "transfer_s", b"transfer_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,6 +98,8 @@ def test_two_nodes_say_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
     assert first["shipped_pages"] == first["digests_verified"] == 5
     parts = sum(first[f"{stage}_s"] for stage in ("queue", "prefill", "exposed_transfer", "verify"))
     assert parts == pytest.approx(first["ttft_s"], abs=0.2)
+    assert [line["prefill_request"] for line in (first, second)] == [line["request"] for line in by_prefill[:2]]
+    assert first["decode_node"] == by_prefill[0]["peer"]
     assert cut["output_tokens"] >= 1
     assert "main_bytes" not in cut
     assert by_prefill[1]["cached_tokens"] == 256

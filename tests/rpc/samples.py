@@ -130,7 +130,7 @@ LEASE_CALL = LeaseCall(ENVELOPE, LeaseId("lease-1"))
 LOCATE_CALL = LocateCall(ENVELOPE, pages(3).hashes)
 LEND_CALL = LendCall(ENVELOPE, pages(3).hashes, 1)
 LOAN = Loan(ACCEPTED, pages(2, first_index=1))
-SHIPMENT = Shipment(prompt_tokens=200, bytes_main=2**40, ttft_s=0.5)
+SHIPMENT = Shipment(prompt_tokens=200, bytes_main=2**40, ttft_s=0.5, prefill_request="d0-1", decode_node="d0#1")
 GENERATE_DONE = GenerateDone("stop", 3, SHIPMENT, (0, 64), preemptions=2)
 TOKEN = Token(0, 5, -0.25, 2**64 - 1)
 

@@ -107,7 +107,8 @@ def _shipment_from_pb(message: decode_pb2.Shipment) -> Shipment:
     for name, value in values.items():
         if name.endswith("_s"):
             checks.elapsed_s(f"shipment.{name}", value)
-    checks.text("shipment.prefill_address", message.prefill_address)
+        elif isinstance(value, str):
+            checks.text(f"shipment.{name}", value, most=checks.MAX_NAME)
     return Shipment(**values)
 
 
