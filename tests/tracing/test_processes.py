@@ -4,11 +4,13 @@ node's."""
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import aclosing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +24,7 @@ from pdkv.rpc.security import PlainText
 from tests.tracing.receiver import Received, Receiver, receiving
 
 SETTINGS = {"model": "tiny", "engine": "synthetic", "insecure": True, "no_touch_pool": True, "threads": 1}
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tracing.md"
 PROMPT = "Once upon a page, there was a token that nobody had computed. " * 12
 STAGES = ["pdkv.queue", "pdkv.prefill", "pdkv.exposed_transfer", "pdkv.verify", "pdkv.first_step"]
 INTERNAL, SERVER, CLIENT = 1, 2, 3
@@ -76,11 +79,13 @@ class Traced:
         trace = self._runner.run(body())
 
         def over(spans: list[Received]) -> bool:
-            names = Counter((span.name, span.kind) for span in spans if span.trace.hex() == trace)
+            mine = [span for span in spans if span.trace.hex() == trace]
+            ids = {span.id for span in mine}
+            names = Counter((span.name, span.kind) for span in mine)
             attempts = names[ATTEMPT, INTERNAL]
             ends = names["pdkv.v1.Prefill/ReleaseLease", CLIENT], names["pdkv.lease", INTERNAL]
-            roots = names["pdkv.generate", INTERNAL], names["pdkv.v1.Decode/Generate", SERVER]
-            return attempts > 0 and roots == (1, 1) and ends == (attempts, attempts)
+            rooted = names["pdkv.generate", INTERNAL] == 1 and all(s.parent in ids for s in mine if s.parent)
+            return attempts > 0 and rooted and ends == (attempts, attempts)
 
         return [span for span in self.receiver.until(over) if span.trace.hex() == trace]
 
@@ -116,7 +121,7 @@ def check(spans: list[Received], attempt: Received) -> str:
     assert call.failed is served.failed is attempt.failed
     compute = only(under(spans, served), "pdkv.compute")
     assert compute.within(served)
-    assert compute.attributes["pdkv.chunks"] in (2, 3), "a retry reads back what the first one brought"
+    assert 1 <= compute.attributes["pdkv.chunks"] <= 3, "a retry reads back what the first one brought"
     lease = only(under(spans, served), "pdkv.lease")
     assert lease.began_ns <= compute.began_ns
     transfers = [span for span in under(spans, attempt) if span.name == "pdkv.transfer"]
@@ -178,6 +183,20 @@ def test_one_trace_over_four_processes_and_a_retry_shows_both_attempts(fleet: Tr
     words = str(fleet.receiver.spans)
     assert "Once" not in words
     assert "nobody" not in words
+
+
+def undocumented(spans: list[Received], page: str) -> set[str]:
+    """Names of spans and attributes that the page doesn't have."""
+    written = set(re.findall(r"[a-z][A-Za-z_.0-9/]*[A-Za-z]", page))
+    told = {span.name for span in spans} | {name for span in spans for name in span.attributes}
+    return {name for name in told if name not in written and not name.startswith("pdkv.error.")}
+
+
+def test_whatever_is_told_is_in_the_docs(fleet: Traced) -> None:
+    fleet.generate(11, "--router", fleet.router.address)
+    spans = list(fleet.receiver.spans)
+    assert undocumented(spans, PAGE.read_text("utf-8")) == set()
+    assert "pdkv.transfer.lane" in undocumented(spans, PAGE.read_text("utf-8").replace("pdkv.transfer.lane", ""))
 
 
 def test_what_is_left_is_delivered_when_a_process_is_told_to_end(fleet: Traced) -> None:
