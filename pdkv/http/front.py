@@ -31,11 +31,13 @@ from pdkv.http.question import Question, columns_of, question_in
 from pdkv.http.speech import Speech
 from pdkv.http.tls import serving
 from pdkv.http.tokenizer import Tokenizer
+from pdkv.http.tracing import traced
 from pdkv.node.flow import deadline
 from pdkv.node.messages import GenerateEvent, GenerateRequest
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.convert.checks import STREAM_SLACK_S
 from pdkv.rpc.security import Gate, KeyFiles, MutualTls, Security
+from pdkv.tracing.span import tracer
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ WIRE = logging.getLogger(f"{__name__}.wire")
 WIRE.setLevel(logging.CRITICAL)
 """What aiohttp says of requests that are none: anybody can make it say that, as often as they like."""
 
+COMPLETIONS = "/v1/completions"
 PATHS = "POST /v1/completions, GET /v1/models, GET /v1/models/NAME, GET /health"
 BEGUN = web.RequestKey("begun", web.StreamResponse)
 """Key of a request whose answer is being streamed."""
@@ -104,6 +107,7 @@ class HttpFront:
             self._tls = serving(KeyFiles(security, "serve"), certificates=keys is None)
         self._intake = Intake(settings.body_bytes, settings.body_s)
         self._created = int(time.time())
+        self._tracer = tracer()
         self._running: set[asyncio.Task[Any]] = set()
         self._last_word: PdkvError | None = None
         self._draining = False
@@ -121,7 +125,7 @@ class HttpFront:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name}", self._model)
-        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post(COMPLETIONS, self._completions)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -196,7 +200,7 @@ class HttpFront:
             return web.json_response(answers.model(name, self._created))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        with self._let_in(request):
+        with self._let_in(request), traced(self._tracer, request, COMPLETIONS):
             async with self._intake.body(request) as raw:
                 question = question_in(raw, self._settings.models)
                 if isinstance(question.prompt, str):
