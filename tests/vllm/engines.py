@@ -69,7 +69,6 @@ class Engine:
         self.side_port = plan.side_port or free_port()
         environment = {
             **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -87,7 +86,7 @@ class Engine:
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m"]
         command += ["--dtype", plan.dtype, "--block-size", str(plan.block_tokens), "--max-model-len", "2048"]
         command += ["--enforce-eager", "--enable-prefix-caching", "--max-num-seqs", "8"]
-        command += ["--num-gpu-blocks-override", str(BLOCKS)]
+        command += ["--num-gpu-blocks-override", str(BLOCKS), "--kv-cache-memory-bytes", str(128 << 20)]
         if plan.connector:
             said: dict[str, Any] = {
                 "kv_connector": plan.connector,
@@ -201,10 +200,12 @@ class Engines:
         started = [Engine(plan, self._folder) for plan in plans]
         self._running += started
         ends_s = time.monotonic() + START_S
-        while not all(engine.ready() for engine in started):
-            if time.monotonic() > ends_s:
-                raise TimeoutError(f"{[p.name for p in plans]} did not answer within {START_S:g} s")
-            time.sleep(0.2)
+        for engine in started:
+            while not engine.ready():
+                if time.monotonic() > ends_s:
+                    raise TimeoutError(f"{engine.plan.name} did not answer within {START_S:g} s")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    engine.process.wait(0.2)  # which `ready` tells
         return started
 
     def stop(self, *engines: Engine) -> None:

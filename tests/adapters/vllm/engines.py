@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -111,7 +112,7 @@ class Engine:
             all_.received |= some.received
             all_.failed |= some.failed
             all_.bad_blocks |= some.bad_blocks
-            time.sleep(0)
+            os.sched_yield()
         return all_
 
 
