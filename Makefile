@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 
-.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test clean
+.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test vllm-e2e clean
 
 setup: $(STAMP)
 
