@@ -307,6 +307,8 @@ async def _failed(request: web.Request, error: PdkvError, status: int | None = N
     begun: web.StreamResponse | None = request.get(BEGUN)
     if begun is None:
         failure = failure_of(error)
+        # without the error's words, which may repeat what was sent; what the service itself says is in its own line
+        log.info("%s %r of %s: %d %s", request.method, request.path, request.remote, failure.status, error.kind)
         response = web.Response(status=status or failure.status, body=failure.body, headers=failure.headers)
         if request.can_read_body and not request.content.is_eof():
             response.force_close()  # the rest of its body is not waited for

@@ -53,7 +53,10 @@ def addresses(cluster: Cluster) -> Iterator[str]:
         host, _, port = config.advertise.rpartition(":")
         if not any(host == name and int(port) in ports for name, ports in _dialled(cluster, workload, pod)):
             yield f"{pod}: nothing in DNS leads from {config.advertise} to it"
-        for bound, port in ((config.bind, "grpc"), (config.metrics_bind, "metrics")):
+        binds = [(config.bind, "grpc"), (config.metrics_bind, "metrics")]
+        if isinstance(config, RouterConfig):
+            binds.append((config.http_bind, "http"))
+        for bound, port in binds:
             if bound != f"0.0.0.0:{workload.ports[port]}":
                 yield f"{pod}: binds {bound}, its port {port} is {workload.ports[port]}"
         said.setdefault(type(config), set()).add(config.advertise)

@@ -173,6 +173,7 @@ WRONG: list[tuple[Check, str, Change, str]] = [
     ),
     (settings.addresses, "cpu-demo", configured("decode", '"prefill-*.prefill:7000"', ""), "prefill_allow"),
     (settings.addresses, "cpu-demo", configured("prefill", "0.0.0.0:7000", "0.0.0.0:7001"), "its port grpc is"),
+    (settings.addresses, "cpu-demo", configured("router", "0.0.0.0:8080", "0.0.0.0:8081"), "its port http is"),
     (settings.addresses, "cpu-demo", first_first, "nothing in DNS leads from $(PDKV_NODE_ID)"),
     (settings.addresses, "cpu-demo", lambda c: spec(c, "StatefulSet", "decode").update(serviceName="d"), "in DNS"),
     (settings.grace, "cpu-demo", configured("decode", "drain_grace_s: 120", "drain_grace_s: 135"), "is killed after"),
