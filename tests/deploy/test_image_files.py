@@ -36,7 +36,8 @@ def lacking(project: str, lock: str) -> list[str]:
     extras = wanted["optional-dependencies"]
     found = locked(lock)
     complaints = []
-    for words in [*wanted["dependencies"], *extras["reference"], *extras["events"], *extras["http"]]:
+    of_image = [words for extra in ("reference", "events", "http", "tracing") for words in extras[extra]]
+    for words in [*wanted["dependencies"], *of_image]:
         requirement = Requirement(words)
         name = canonicalize_name(requirement.name)
         if name not in ELSEWHERE and not requirement.specifier.contains(found.get(name, "0")):
@@ -72,7 +73,7 @@ def test_the_lock_beside_it_has_the_client_of_kubernetes_and_agrees_with_it() ->
 
 def test_a_package_that_the_lock_lacks_is_found() -> None:
     project = '[project]\ndependencies = ["numpy>=2.4", "rich>=15.0"]\n[project.optional-dependencies]\n'
-    project += "reference = []\nevents = []\nhttp = []\n"
+    project += "reference = []\nevents = []\nhttp = []\ntracing = []\n"
     lock = "numpy==2.3.9 \\\n    --hash=sha256:" + "0" * 64 + "\n"
     assert lacking(project, lock) == ["numpy>=2.4: the lock has 2.3.9", "rich>=15.0: the lock has None"]
 
