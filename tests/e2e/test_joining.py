@@ -205,7 +205,8 @@ def test_two_contents_live_side_by_side_behind_one_router(world: World) -> None:
             *(world.start(role, f"v{seed}-{role}", seed=seed) for seed in (0, 1) for role in ("prefill", "decode"))
         )
         old_p, old_d, new_p, new_d = (node.address for node in nodes)
-        router = await world.start_router("v-r", f"{old_p},{new_p}", f"{old_d},{new_d}")
+        both = f"{old_p},{new_p}", f"{old_d},{new_d}"
+        router = await world.start_router("v-r", *both, policy="round-robin")
         status = world.nodes.router(router.address).status
         contents = (await until(status, lambda s: len(s.contents) == 4, "everybody has said what it is")).contents
         assert contents[old_p] == contents[old_d] != contents[new_p] == contents[new_d]
