@@ -49,6 +49,18 @@ def test_a_router_is_not_ready_before_its_nodes_are_and_ends_well_when_told() ->
     asyncio.run(body())
 
 
+def test_a_router_that_an_operator_ends_answers_that_call_though_it_hangs_up() -> None:
+    async def body() -> None:
+        async with Fleet() as fleet, asyncio.timeout(60):
+            node = await fleet.start("router", "r0", {**ADDRESSES, "insecure": True})
+            directory = GrpcDirectory(PlainText())
+            await directory.admin(node.address).drain(end=True, wait_s=30)
+            assert await node.wait() == 0
+            await directory.close()
+
+    asyncio.run(body())
+
+
 def test_an_interrupt_ends_it_as_well() -> None:
     command = [sys.executable, "-m", "pdkv.cli", "router", "--insecure", "--json"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in ADDRESSES.items()]
@@ -73,7 +85,7 @@ def test_plain_text_must_be_asked_for_by_name(role: str, capsys: pytest.CaptureF
     addresses = [f"--{name.replace('_', '-')}={value}" for name, value in ADDRESSES.items()]
     nodes = ["--backend", "loopback", "--pool-pages", "4", "--threads", "1"]
     error = refused(capsys, role, *(addresses if role == "router" else nodes))
-    assert error.splitlines()[-1].startswith("pdkv: ConfigError: insecure: False can't be used")
+    assert error.splitlines()[-1].startswith("pdkv: ConfigError: insecure: not given")
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
