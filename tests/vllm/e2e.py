@@ -7,7 +7,6 @@ At most two engines run at a time.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 import signal
@@ -271,32 +270,26 @@ def mismatch(bench: Bench) -> dict[str, Any]:
 
 
 def steps(bench: Bench) -> dict[str, Any]:
-    """What loads cost the engine's steps: time between tokens of one answer, while prompts arrive and while none do.
+    """What loads cost the engine's steps: an answer of 300 tokens by itself, and while prompts arrive; in turns.
 
     The prompts are computed beforehand, so that the prefill engine takes no CPU meanwhile.
     """
     p, d = bench.pair(bench.model("llama", LLAMA))
-    draw, gaps = random.Random(11), {"quiet": list[float](), "loading": list[float]()}
+    draw, seconds = random.Random(11), {"quiet": list[float](), "loading": list[float]()}
     for _ in range(3):
         asked = [[draw.randrange(3, VOCABULARY) for _ in range(1500)] for _ in range(6)]
         computed = [p.ask(tokens, 1, FOR_ANOTHER) for tokens in asked]
-        gaps["quiet"] += _gaps(d.arrivals(asked[0][:40], 300))
+        seconds["quiet"].append(d.ask(asked[0][:40], 300).seconds)
         with ThreadPoolExecutor(1) as worker:
-            running = worker.submit(d.arrivals, asked[1][:40], 300)
+            running = worker.submit(d.ask, asked[1][:40], 300)
             got = [d.ask(tokens, 1, c.params) for tokens, c in zip(asked, computed, strict=True)]
-            gaps["loading"] += _gaps(running.result())
+            seconds["loading"].append(running.result().seconds)
         bench.checks.that(all(a.tokens for a in got), "steps: the prompts arrived while an answer was being given")
     counted = d.counted()
     bench.engines.stop(p, d)
-    report: dict[str, Any] = {}
-    for name, found in gaps.items():
-        cut = statistics.quantiles(found, n=100)
-        report |= {f"{name}_median_ms": round(1e3 * cut[49], 2), f"{name}_p99_ms": round(1e3 * cut[98], 2)}
-    return report | {"bytes_loaded": counted["bytes_loaded"], "load_seconds": round(counted["load_seconds"], 3)}
-
-
-def _gaps(times: Sequence[float]) -> list[float]:
-    return [b - a for a, b in itertools.pairwise(times)]
+    steps_ms = {f"{name}_step_ms": [round(1e3 * s / 300, 2) for s in found] for name, found in seconds.items()}
+    ratio = statistics.median(seconds["loading"]) / statistics.median(seconds["quiet"])
+    return {**steps_ms, "ratio": round(ratio, 2), "loads": counted["loads"], "bytes_loaded": counted["bytes_loaded"]}
 
 
 CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, mla, dsa, steps, nixl, nixl_killed)}

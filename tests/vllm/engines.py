@@ -130,24 +130,6 @@ class Engine:
         tokens_ = said["choices"][0]["token_ids"]
         return Answer(tokens_, said.get("kv_transfer_params") or {}, "", time.monotonic() - began_s)
 
-    def arrivals(self, tokens: Tokens, count: int) -> list[float]:
-        """When each token of an answer came, in seconds of the monotonic clock."""
-        body = {
-            "model": "m",
-            "prompt": tokens,
-            "max_tokens": count,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
-            return [time.monotonic() for line in reply if line.startswith(b"data: {")]
-
     def metrics(self) -> dict[str, float]:
         """Sums over labels, by name."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as reply:
