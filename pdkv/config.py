@@ -78,13 +78,13 @@ class ServiceConfig(BaseModel):
     """Longest that pages stay readable after the node was told to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe lines that are logged, to stderr."""
-    log_format: Literal["text", "json"] = "text"
-    """How: for people, or one JSON object a line; docs/logs.md has the fields."""
     trace_endpoint: CollectorUrl = ""
     """Where traces go, over OTLP/gRPC: http://collector:4317; empty: where OpenTelemetry's own variables say, or
     nowhere. See docs/tracing.md."""
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of the traces that begin here, those that are kept; others are as whoever began them decided."""
+    log_format: Literal["text", "json"] = "text"
+    """How: for people, or one JSON object a line; docs/logs.md has the fields."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -185,7 +185,7 @@ class NodeConfig(ServiceConfig):
     """Network devices instead, as UCX names them: a rail each, over which every read is spread; none: one rail."""
     require_rdma: bool = False
     """Refuse a peer that is reached over another lane."""
-    read_max_bytes: Bytes = 256 * MIB
+    read_max_bytes: Bytes = 512 * MIB
     """Most bytes of one READ: it bounds what a fence has to give up."""
     read_deadline_s: Seconds = 30.0
     """Longest that one read may take before its pages are held back."""
@@ -351,6 +351,9 @@ class RouterConfig(HttpConfig):
     """Who is asked where a list of addresses says dns:; empty: whom this machine asks."""
     on_failure: Literal["fail", "retry", "recompute"] | None = None
     """For requests that don't say: see decode; none: each decode node's own."""
+    connection_age_s: Seconds = 20.0
+    """A client's connection ends after so long, its calls when they end, and the next one goes to whichever router is
+    there by then: so they spread over new ones, and leave one that is about to go."""
     policy: Literal["prefix", "round-robin"] = "prefix"
     """How nodes are chosen: prefill by where most of the prompt is cached and how much it has to compute before, decode
     by free pages; or all in turn."""
@@ -361,6 +364,9 @@ class RouterConfig(HttpConfig):
     waiting_limit: Count = 512
     """Most requests that wait for that, in the order in which they came; one more is refused."""
 
+    def gate(self) -> Gate:
+        return replace(super().gate(), connection_age_s=self.connection_age_s)
+
 
 ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RankConfig, RouterConfig)
 
@@ -368,9 +374,3 @@ ROLES: tuple[type[ServiceConfig], ...] = (PrefillConfig, DecodeConfig, RankConfi
 def host_name() -> str:
     """A pod's or machine's own name, as far as a node may be called so."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:63].lstrip("._-") or "node"
-    connection_age_s: Seconds = 20.0
-    """A client's connection ends after so long, its calls when they end, and the next one goes to whichever router is
-    there by then: so they spread over new ones, and leave one that is about to go."""
-    def gate(self) -> Gate:
-        return replace(super().gate(), connection_age_s=self.connection_age_s)
-
