@@ -181,3 +181,32 @@ def test_an_operator_can_end_it_too() -> None:
 
     run_service(CONFIG, serve, SAID)
     assert script.steps == [*SERVES, "drain", *ENDS]
+
+
+def test_an_http_front_begins_before_it_and_ends_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script()
+
+    class Front:
+        async def start(self) -> str:
+            script.steps.append("http start")
+            return "127.0.0.1:8080"
+
+        def drain(self) -> None:
+            script.steps.append("http drain")
+
+        async def ended(self) -> None:
+            script.steps.append("http ended")
+
+        async def stop(self, error: PdkvError) -> None:
+            script.steps.append(f"http stop, {error}")
+
+    async def serve() -> None:
+        served: Any = Served(CONFIG, script, "router", "r0", script.drain, script.readiness, http=Front())  # type: ignore[arg-type]
+        await run_until_told(served, SAID)
+
+    run_service(CONFIG, serve, SAID)
+    http = [step for step in script.steps if step.startswith("http")]
+    assert http == ["http start", "http drain", "http ended", "http stop, r0 has ended"]
+    assert script.steps.index("http start") < script.steps.index("start")
+    assert script.steps.index("http drain") < script.steps.index("drain") < script.steps.index("http ended")
+    assert json.loads(capsys.readouterr().out)["http"] == "127.0.0.1:8080"
