@@ -122,7 +122,7 @@ def pair(*, change: Callable[[Contract], Contract] = lambda c: c, **settings: An
     with ExitStack() as stack:
         made = []
         for number, name in enumerate(("p", "d")):
-            own = replace(Settings(host="127.0.0.1", port=free_port(), backend="loopback", find_s=2.0), **settings)
+            own = replace(Settings(host="127.0.0.1", port=free_port(), backend="loopback", find_s=20.0), **settings)
             caches = layers(number)
             pool = engine_pool(caches, BLOCKS, TOKENS)
             have = Allocated(pool, row_order(caches, BLOCKS), ["CPU"], "0.32.0")

@@ -10,7 +10,7 @@ import torch
 
 from pdkv.kvcache.verifier import Verifier
 from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
-from tests.adapters.vllm.engines import TOKENS, pair, prompt
+from tests.adapters.vllm.engines import TOKENS, free_port, pair, prompt
 
 
 @pytest.fixture
@@ -79,14 +79,15 @@ def ended(status: ReadStatus, *, stale: bool = False, settled: Future[None] | No
 
 
 def test_blocks_under_a_read_without_a_proven_end_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pair(find_s=0.2) as (p, d):
+    with pair() as (p, d):
         settled: Future[None] = Future()
         reads = Reads(ended(ReadStatus.UNSETTLED, settled=settled))
         monkeypatch.setattr(d.side.station.transfer, "read", reads)
         p.hold("r", prompt(TOKENS), 4)
         d.load("r", prompt(TOKENS), p, 3)
         assert reads.asked.wait(20)
-        d.load("later", prompt(TOKENS, seed=1), p, 5)
+        nobody = replace(p, settings=replace(p.settings, port=free_port()))
+        d.load("later", prompt(TOKENS), nobody, 5)
         assert d.until(lambda r: r.received).received == {"later"}, (
             "which was asked for after the read had been given up"
         )

@@ -39,8 +39,9 @@ def test_pages_are_located_lent_and_released() -> None:
         envelope = me.envelope(intro.name)
         assert await source.locate(LocateCall(envelope, names(p, 2))) == 0
         p.hold("r", prompt(2 * TOKENS), 4, 2)
+        while await source.locate(LocateCall(envelope, names(p, 2))) != 2:
+            pass  # it is being digested
         loan = await source.lend(LendCall(envelope, names(p, 2), 1))
-        assert await source.locate(LocateCall(envelope, names(p, 2))) == 2
         assert loan.pages.page_ids.tolist() == [2]
         await source.release_lease(LeaseCall(envelope, loan.lease.lease_id))
         assert p.until(lambda r: r.sent).sent == {"r"}
