@@ -20,6 +20,8 @@ from tests.deploy.cluster import CSI_FILES, Cluster, Workload
 
 ENDING_S = 5
 """For agents and process to go, beyond all that is waited for by name."""
+UNHEARD_S = 5
+"""Until every machine has heard that a pod of a Service ends, and sends it no new connection."""
 PROCESS_BYTES = 1 << 30
 """What a node takes beside its pool, with the tiny model or with none: torch, UCX, messages."""
 ROUTER_BYTES = 256 << 20
@@ -113,12 +115,15 @@ def _dialled(cluster: Cluster, workload: Workload, pod: str) -> Iterator[tuple[s
 
 
 def grace(cluster: Cluster) -> Iterator[str]:
-    """Kubernetes waits longer than the process needs to let its requests end."""
+    """Kubernetes waits longer than the process needs to let its requests end; a router is told to end when its clients
+    have gone elsewhere: gRPC ends a connection up to a tenth later than its age."""
     for workload, pod, config in cluster.configs():
         hook = workload.container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
         if hook[:1] != ["sleep"]:
             yield f"{pod}: how long does preStop take? {hook}"
             continue
+        if isinstance(config, RouterConfig) and float(hook[1]) < UNHEARD_S + 1.1 * config.connection_age_s:
+            yield f"{pod}: has clients when it is told to end: connections live for {config.connection_age_s:g} s"
         needed = float(hook[1]) + config.drain_grace_s + LAST_WORDS_S + ENDING_S
         if (given := workload.pod["terminationGracePeriodSeconds"]) < needed:
             yield f"{pod}: is killed after {given} s and may need {needed:g} s"

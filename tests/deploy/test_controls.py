@@ -186,6 +186,12 @@ WRONG: list[tuple[Check, str, Change, str]] = [
     (
         settings.grace,
         "cpu-demo",
+        configured("router", "bind: 0.0.0.0:7000", "bind: 0.0.0.0:7000\nconnection_age_s: 25"),
+        "has clients",
+    ),
+    (
+        settings.grace,
+        "cpu-demo",
         lambda c: container(c, "router")["lifecycle"]["preStop"]["exec"].update(command=["pdkv", "drain"]),
         "how long",
     ),
