@@ -55,7 +55,8 @@ def fleet(world: World) -> Iterator[Fleet]:
             *(world.start("prefill", name, bind=address) for name, address in names.items()),
             world.start("decode", "routed-d", prefill_addresses=at),
         )
-        router = await world.start_router("routed-r", at, decode.address)
+        # on a busy machine answers take their time, and here all are to count
+        router = await world.start_router("routed-r", at, decode.address, locate_s="30")
         made = Fleet(world, {node.address: node for node in prefills}, decode, router)
         await until(made.status, lambda s: len(s.contents) == 3, "all have said what they are")
         return made
