@@ -194,7 +194,7 @@ class LimitReached(CapacityError):
 
 
 class RouterFull(CapacityError):
-    """A router runs as many requests, and has as many that wait, as it may: names both limits and when to come again."""
+    """A router runs as many requests, and has as many that wait, as it may: names both limits and when to come back."""
 
 
 # --- the data path ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,11 @@ def test_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("given", "field", "way_out"),
     [
-        ({}, "insecure", "plain text where that is said (--insecure), or tls_ca, tls_certificate, tls_key for mutual TLS"),
+        (
+            {},
+            "insecure",
+            "plain text where that is said (--insecure), or tls_ca, tls_certificate, tls_key for mutual TLS",
+        ),
         ({"insecure": True, "key": "k"}, "insecure", "false where there is tls_key"),
         ({"ca": "a", "key": "k"}, "tls_certificate", "a PEM file: tls_ca, tls_certificate, tls_key go together"),
     ],
