@@ -282,6 +282,9 @@ class PrefillConfig(NodeConfig):
     scores_bytes: Bytes | None = None
     """Most memory of one step's index scores, rows x columns x 4 B: later steps of a long prompt get shorter to stay
     within it; none: no limit."""
+    pages_wait_s: Seconds = 2.0
+    """Longest that a request waits here for pages that others give back, before it is refused: shorter than decode's
+    peer_silence_s."""
 
 
 class DecodeConfig(NodeConfig, HttpConfig):

@@ -37,6 +37,7 @@ def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
                 config.max_batched_tokens,
                 config.scores_bytes,
                 config.leases_per_peer,
+                pages_wait_s=config.pages_wait_s,
                 pull_back_s=config.borrow_s if config.pull_back else None,
                 keeper=_keeping(config),
             )
