@@ -210,6 +210,10 @@ class NotAPrefillNode(PeerLost):
     """Something answers at the address, and it is no prefill node."""
 
 
+class NotADecodeNode(PeerLost):
+    """Something answers at the address, and it is no decode node."""
+
+
 class TlsRefused(PeerLost):
     """No connection, as one side doesn't take the other's certificate; says which, and what to look at."""
 

@@ -10,6 +10,7 @@ are dialled until they are met.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -44,7 +45,7 @@ Link = LinkTo[PrefillPeer]
 
 
 class Redial(Rounds[str]):
-    """A node's own prefill addresses that couldn't be met: dialled again until they are, whether anybody asks or not.
+    """A node's own prefill addresses: dialled until each was met once, whether anybody asks or not.
 
     Nothing of such a node is in the book of peers, so it is told here that none of them can be reached.
     """
@@ -56,6 +57,8 @@ class Redial(Rounds[str]):
         self._peers = peers
         self._failed: dict[str, tuple[str, float]] = {}
         """Why, and when."""
+        self._new = set(own)
+        """Never dialled: a node says from its start whether it reaches somebody."""
         self.unreached: Callable[[str], None] = lambda why: None
         """Told why no own address can be met; "" once one is."""
 
@@ -64,6 +67,7 @@ class Redial(Rounds[str]):
 
     def note(self, address: str, error: PdkvError | None) -> None:
         """How a dial ended."""
+        self._new.discard(address)
         if address not in self._own:
             return
         if error is None:
@@ -74,6 +78,7 @@ class Redial(Rounds[str]):
 
     def replace(self, own: Sequence[str]) -> None:
         """These are the node's own now; how dialling the others went counts no more."""
+        self._new = (self._new & set(own)) | (set(own) - self._own)
         self._own = frozenset(own)
         self._failed = {address: failed for address, failed in self._failed.items() if address in self._own}
         self._changed()
@@ -86,9 +91,11 @@ class Redial(Rounds[str]):
         self.unreached(f"no prefill node of {len(self._own)} could be met: {words}" if every else "")
 
     def due(self) -> Mapping[str, float]:
-        return {address: failed_s + REDIAL_S for address, (_, failed_s) in self._failed.items()}
+        again = {address: failed_s + REDIAL_S for address, (_, failed_s) in self._failed.items()}
+        return dict.fromkeys(self._new, -math.inf) | again
 
     async def visit(self, key: str) -> None:
+        self._new.discard(key)
         await self._dial(key)
 
 

@@ -30,6 +30,7 @@ from pdkv.errors import (
     PdkvError,
     PeerLost,
     ProtocolError,
+    RemoteError,
     WrongIncarnation,
 )
 from pdkv.node.flow import Idle
@@ -41,7 +42,7 @@ from pdkv.router.lobby import Lobby
 from pdkv.router.pairing import Pairing
 from pdkv.router.policy import Policy, Turns
 from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial
-from pdkv.router.watch import NodeDirectory
+from pdkv.router.watch import NodeDirectory, named
 from pdkv.router.weights import Weights
 from pdkv.tracing.span import current, ending, span
 
@@ -170,11 +171,14 @@ class Router:
                         async for event in events:
                             yield event
                     return
-                except REROUTED as error:
+                except (*REROUTED, RemoteError) as failed:
+                    error = named(pair.decode, failed)
                     told.fail(error)
+                    if not isinstance(error, REROUTED):
+                        raise
                     self._note(pair, route.others, error, refusals)
                     if route.started or isinstance(error, FINAL) or "accepted_by" in error.fields:
-                        raise
+                        raise error from None
                     log.warning("%s: %s: %s; trying another pair", pair, error.kind, error)
         raise self._last_word(refusals)
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from pdkv.errors import DeadlineExceeded, PdkvError, PeerLost, RemoteError
+from pdkv.errors import DeadlineExceeded, NotADecodeNode, NotAPrefillNode, PdkvError, PeerLost, RemoteError
 from pdkv.node.messages import NodeStatus
 from pdkv.node.ports import DecodeService
 from pdkv.node.readiness import Readiness
@@ -73,7 +73,8 @@ class Watch(Rounds[Node]):
             self._nodes.drop(key.address)
         try:
             status = await self._of(key).status()
-        except (PeerLost, DeadlineExceeded, RemoteError) as error:
+        except (PeerLost, DeadlineExceeded, RemoteError) as failed:
+            error = named(key, failed)
             if not key.down:
                 log.warning("%s node %s is down: %s: %s", key.role, key.address, error.kind, error)
             key.answers = False
@@ -101,3 +102,11 @@ class Watch(Rounds[Node]):
 
     def _of(self, node: Node) -> Stated:
         return self._nodes.decode(node.address) if node.role is Role.DECODE else self._nodes.peer(node.address)
+
+
+def named(node: Node, error: PdkvError) -> PdkvError:
+    """The same, or, of a node that has no service of its role, that it is of another one."""
+    if error.fields.get("code") != "UNIMPLEMENTED":
+        return error
+    kind = NotADecodeNode if node.role is Role.DECODE else NotAPrefillNode
+    return kind(f"{node.address} is no {node.role} node: {error}", address=node.address)

@@ -275,6 +275,24 @@ def test_a_node_that_meets_none_of_its_own_is_not_ready_and_goes_on_trying() -> 
     run(scenario, make_pair())
 
 
+def test_a_node_says_from_its_start_whether_it_meets_its_own() -> None:
+    """Before anybody asks it for anything."""
+
+    async def scenario(pair: Pair) -> None:
+        parts = pair.decode.parts
+        pair.directory.peers.update({"p1": Nobody()})
+        links = Links(parts, pair.decode.peers, pair.directory, ("p0", "p1"))
+        async with asyncio.TaskGroup() as group:
+            links.redial.step(group)
+        assert links.met("p0") is not None
+        assert parts.readiness.unready == ""
+        assert set(links.redial.due()) == {"p1"}
+        links.replace_own(("p1",))
+        assert parts.readiness.unready.startswith("no prefill node of 1 could be met: p1: PeerLost: nobody listens")
+
+    run(scenario, make_pair())
+
+
 def test_those_that_failed_come_last() -> None:
     async def scenario(pair: Pair) -> None:
         pair.directory.peers["p1"] = pair.prefill
@@ -375,11 +393,12 @@ def test_a_nodes_own_addresses_may_change() -> None:
         assert parts.readiness.unready.startswith("no prefill node of 1 could be met: p1: ")
         links.replace_own(("p2", "[::1]:7000"))
         assert parts.readiness.unready == "", "nobody has tried yet"
-        assert links.redial.due() == {}
+        assert set(links.redial.due()) == {"p2", "[::1]:7000"}
         with pytest.raises(AddressRefused, match=re.escape("p1 may not be dialled from here; allowed: p2, [::1]:7000")):
             await links.of("p1")
         await asyncio.gather(links.of("p2"), return_exceptions=True)
         assert (await links.of("[::1]:7000")).intro.name == pair.prefill.parts.name
+        assert set(links.redial.due()) == {"p2"}
         links.replace_own(())
         assert links.met("[::1]:7000") is not None, "who is connected stays so"
         assert (links.redial.due(), parts.readiness.unready) == ({}, "")

@@ -22,6 +22,7 @@ from pdkv.errors import (
     PdkvError,
     PeerLost,
     ProtocolError,
+    RemoteError,
     StalePages,
 )
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
@@ -111,6 +112,7 @@ def test_it_sets_the_prefill_node_and_passes_the_stream_on() -> None:
         (at(LaneRefused("tcp"), "p0"), ("d1", "p1"), set()),
         (AddressRefused("p0", ["q*"]), ("d1", "p1"), set()),
         (at(NotAPrefillNode("who"), "p0"), ("d1", "p1"), {"p0"}),
+        (RemoteError("Method not found!", code="UNIMPLEMENTED"), ("d1", "p1"), {"d0"}),
         (at(PeerLost("who knows where"), "p9"), ("d1", "p1"), set()),
     ],
 )

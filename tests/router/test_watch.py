@@ -91,7 +91,19 @@ def test_every_node_says_who_it_is() -> None:
     run(body)
 
 
-@pytest.mark.parametrize("error", [PeerLost("gone"), DeadlineExceeded("late"), RemoteError("?", code="UNIMPLEMENTED")])
+def test_a_node_of_another_role_is_told_as_one() -> None:
+    async def body() -> None:
+        scene = Scene()
+        other = RemoteError("Method not found!", code="UNIMPLEMENTED")
+        scene.said.errors.update(p0=other, d0=other)
+        await scene.look()
+        assert node(scene.nodes, "p0").down.startswith("NotAPrefillNode: p0 is no prefill node: Method")
+        assert node(scene.nodes, "d0").down.startswith("NotADecodeNode: d0 is no decode node: Method")
+
+    run(body)
+
+
+@pytest.mark.parametrize("error", [PeerLost("gone"), DeadlineExceeded("late"), RemoteError("?", code="INTERNAL")])
 def test_a_node_that_does_not_answer_is_down_and_asked_more_often(error: PdkvError) -> None:
     async def body() -> None:
         scene = Scene()
