@@ -9,7 +9,7 @@ def test_plain_text_must_be_asked_for_by_name(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         run(["rank", "--backend", "loopback", "--pool-pages", "4", "--threads", "1"])
     assert ended.value.code == 2
-    assert "pdkv: ConfigError: insecure: False can't be used" in capsys.readouterr().err
+    assert "pdkv: ConfigError: insecure: not given; allowed: " in capsys.readouterr().err
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -275,24 +275,6 @@ def test_a_node_that_meets_none_of_its_own_is_not_ready_and_goes_on_trying() -> 
     run(scenario, make_pair())
 
 
-def test_a_node_says_from_its_start_whether_it_meets_its_own() -> None:
-    """Before anybody asks it for anything."""
-
-    async def scenario(pair: Pair) -> None:
-        parts = pair.decode.parts
-        pair.directory.peers.update({"p1": Nobody()})
-        links = Links(parts, pair.decode.peers, pair.directory, ("p0", "p1"))
-        async with asyncio.TaskGroup() as group:
-            links.redial.step(group)
-        assert links.met("p0") is not None
-        assert parts.readiness.unready == ""
-        assert set(links.redial.due()) == {"p1"}
-        links.replace_own(("p1",))
-        assert parts.readiness.unready.startswith("no prefill node of 1 could be met: p1: PeerLost: nobody listens")
-
-    run(scenario, make_pair())
-
-
 def test_those_that_failed_come_last() -> None:
     async def scenario(pair: Pair) -> None:
         pair.directory.peers["p1"] = pair.prefill
@@ -389,7 +371,9 @@ def test_a_nodes_own_addresses_may_change() -> None:
         parts = pair.decode.parts
         pair.directory.peers.update({"p1": Nobody(), "p2": Nobody(), "[::1]:7000": pair.prefill})
         links = Links(parts, pair.decode.peers, pair.directory, ("p1",))
-        await asyncio.gather(links.of("p1"), return_exceptions=True)
+        assert set(links.redial.due()) == {"p1"}, "before anybody asks: it says from its start whether it meets one"
+        async with asyncio.TaskGroup() as group:
+            links.redial.step(group)
         assert parts.readiness.unready.startswith("no prefill node of 1 could be met: p1: ")
         links.replace_own(("p2", "[::1]:7000"))
         assert parts.readiness.unready == "", "nobody has tried yet"

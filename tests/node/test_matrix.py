@@ -222,7 +222,7 @@ def test_two_prefill_nodes_are_used_in_turn() -> None:
             pair.directory.peers[address] = pair.prefill
         original = pair.directory.peer
         pair.directory.peer = lambda address: (called.append(address), original(address))[1]  # type: ignore[method-assign]
-        pair.decode.settings = replace(pair.decode.settings, prefill_addresses=("a", "b"))
+        pair.decode.links.replace_own(("a", "b"))
         await asyncio.gather(*(answers(pair.decode.generate(request(100, name=f"r{i}"))) for i in range(4)))
         assert sorted(called) == ["a", "b"]
         await recovered(pair)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,11 @@ def test_digests_are_switched_from_the_next_page_on() -> None:
 
 
 def test_usage_grows_with_what_is_done() -> None:
-    before, held = usage(), np.ones(50 << 20, np.uint8)
+    # of its own, as the heap may have been that large before
+    before, held = usage(), mmap.mmap(-1, 50 << 20)
+    held.write(bytes(len(held)))
     while usage().cpu_s <= before.cpu_s:
-        held += 1
+        held.seek(0)
+        held.write(bytes(1 << 20))
     assert usage().resident_bytes > before.resident_bytes + (40 << 20)
+    held.close()
