@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdkv.cli.signals import run
+from pdkv.cli import signals
 from pdkv.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def demo(
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(package, "the demo", extra="reference")
-    report = run(_shown(requests, to_stderr=json_wanted))
+    report = signals.run(_shown(requests, to_stderr=json_wanted))
     if json_wanted:
         print(json.dumps(report.as_dict()))
     if not report.ok:

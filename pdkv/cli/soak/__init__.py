@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdkv.cli.signals import run
+from pdkv.cli import signals
 from pdkv.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def soak(
     from pdkv.cli.soak.run import SoakSettings
 
     settings = SoakSettings(60 * minutes, seed, clients, pool_pages, kill_every_s)
-    report = run(_shown(settings, to_stderr=json_wanted))
+    report = signals.run(_shown(settings, to_stderr=json_wanted))
     if json_wanted:
         print(json.dumps(report.as_dict()))
     if not report.ok:
