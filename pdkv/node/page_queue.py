@@ -27,7 +27,7 @@ class PageQueue:
         return len(self._waiting)
 
     def changed(self) -> None:
-        """To be called after pages have been given back."""
+        """`CacheManager.on_room`: pages have been given back, or can be evicted by now."""
         if self._waiting:
             self._waiting[0].set()
 

@@ -100,7 +100,8 @@ class PrefillNode:
         self._running: set[tuple[PeerName, RequestId]] = set()
         self._idle = Idle(lambda: len(self._running) + len(self.source.leases))
         self.queue = PageQueue(settings.pages_wait_s)
-        self.source.ended = self._ended
+        parts.manager.on_room = self.queue.changed
+        self.source.ended = self._idle.changed
 
     async def connect(self, intro: NodeIntro) -> NodeIntro:
         """Compare contracts, learn the peer's memory, answer with this node's own introduction."""
@@ -140,10 +141,7 @@ class PrefillNode:
 
     def status(self) -> NodeStatus:
         status = self.peers.status(
-            "prefill",
-            self.parts.manager,
-            leases=len(self.source.leases),
-            requests=len(self._running),
+            "prefill", self.parts.manager, leases=len(self.source.leases), requests=len(self._running)
         )
         return replace(
             status,
@@ -156,14 +154,18 @@ class PrefillNode:
             waiting_tokens=self.backlog.tokens,
             uses=self.parts.uses,
             totals=self.parts.moved.bytes(self.parts.pool.fmt),
-            available_pages=self.parts.available_pages,
+            available_pages=self._available_pages(),
         )
 
     def estimate(self, call: EstimateCall) -> Estimate:
         """What a request of this prompt would find now."""
         parts = self.parts
         held = parts.manager.tree.match(call.hashes).pages.size
-        return Estimate(parts.name, held, self.backlog.tokens, parts.available_pages)
+        return Estimate(parts.name, held, self.backlog.tokens, self._available_pages())
+
+    def _available_pages(self) -> int:
+        """Not those that requests wait for."""
+        return 0 if len(self.queue) else self.parts.available_pages
 
     async def watch_leases(self) -> None:
         """Runs for the node's life: ends leases when they expire. An expired lease ends its running request too."""
@@ -196,12 +198,7 @@ class PrefillNode:
         finally:
             self._running.discard(key)
             del self.source.computing[lease_id]
-            self._ended()
-
-    def _ended(self) -> None:
-        """A request or a lease has, with what it held."""
-        self._idle.changed()
-        self.queue.changed()
+            self._idle.changed()
 
     async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
         """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
