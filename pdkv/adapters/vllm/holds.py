@@ -138,7 +138,7 @@ class Holds:
             raise IntegrityError("a block is held under two names", request=held.request_id)
         new, names = held.pages.where(~done), PageHashes(held.hashes.column()[~done].tobytes())
         proved = await self.digests.run(self._verifier.seal, ReservationId(0), 0, new, names)
-        if held.request_id not in self._held:
+        if self._held.get(held.request_id) is not held:
             return  # nobody asked for it in time, and it took longer than that
         self._digest_of[new.index] = proved.digests
         self._table.seal(new, names)

@@ -33,6 +33,7 @@ from pdkv.node.intake import portions
 from pdkv.node.links import LinkTo, SourceLinks
 from pdkv.node.messages import LeaseCall, LendCall, Loan, NodeIntro
 from pdkv.node.ports import SourcePeer
+from pdkv.node.pull import require_ttl
 from pdkv.transfer.orders import Flow, ReadOrder, ReadStatus
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class Loads:
         loan = await link.peer.lend(LendCall(self._station.envelope(link.intro.name), hashes, first))
         if loan.pages.first_index != first or loan.pages.hashes != hashes.part(first, len(hashes)):
             raise ProtocolError(f"{link.intro.name} lends other pages than were asked for", first=first)
+        require_ttl(loan.lease.ttl_s)
         return loan
 
     async def _released(self, link: LinkTo[SourcePeer], loan: Loan) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from pdkv.kvcache.verifier import Verifier
+from pdkv.node.messages import LendCall, Loan
+from pdkv.rpc.client import GrpcSource
 from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
 from tests.adapters.vllm.engines import TOKENS, free_port, pair, prompt
 
@@ -59,6 +61,22 @@ def test_without_damage_nothing_is_counted_in_either_mode() -> None:
             d.load("r", prompt(3 * TOKENS), p, 11, 12, 13)
             assert d.until(lambda r: r.received).failed == set()
             assert "proofs_failed" not in d.side.tally.take()
+
+
+def test_a_lease_without_an_end_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read waits for as long."""
+    lend = GrpcSource.lend
+
+    async def lending(self: GrpcSource, call: LendCall) -> Loan:
+        loan = await lend(self, call)
+        return replace(loan, lease=replace(loan.lease, ttl_s=1e9))
+
+    monkeypatch.setattr(GrpcSource, "lend", lending)
+    with pair() as (p, d):
+        p.hold("r", prompt(3 * TOKENS), 4, 2, 9)
+        d.load("r", prompt(3 * TOKENS), p, 11, 12, 13)
+        assert d.until(lambda r: r.received).bad_blocks == {11, 12, 13}
+        assert d.side.tally.take()["loads_failed/ProtocolError"] == 1
 
 
 class Reads:
