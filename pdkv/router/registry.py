@@ -1,13 +1,15 @@
 """The nodes that a router may use, and how each of them is: what it said of itself, and what calls to it came to.
 
-Guarantees: nodes join and leave at any time, and requests that run are not touched by it; a node that failed is passed
-over, then tried again by one request at a time, sooner if it says itself that it can serve; none is passed over for
-ever. Time is monotonic seconds.
+Guarantees: nodes join and leave at any time, and requests that run are not touched by it; a node on which a request
+failed is passed over, then tried again by one request at a time, sooner if it says itself that it can serve; one that
+only said that it can't, or was silent, is up again by its word; none is passed over for ever. Time is monotonic
+seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +66,7 @@ class Node:
     due_s: float = 0.0
     """Down: when it may be tried again."""
     failed_s: float = float("-inf")
-    """When a request failed on it last."""
+    """When a request failed on it last, if none has come through since, in this life."""
     looked_s: float = float("-inf")
     """When it was asked for its status last."""
     answers: bool = False
@@ -168,7 +170,7 @@ class Registry:
 
     def mark_up(self, node: Node) -> None:
         """A request has come through to its first token."""
-        node.down = ""
+        node.down, node.failed_s = "", float("-inf")
         self._decide(node)
 
     def mark_down(self, node: Node, error: PdkvError) -> None:
@@ -191,17 +193,21 @@ class Registry:
         self.look()
 
     def learn(self, node: Node, status: NodeStatus) -> None:
-        """What it said of itself. One that says that it can serve is tried again, a new life at once."""
-        again = node.name is not None and node.name != status.name
+        """What it said of itself. Its word that it can serve is enough, unless a request failed on it in this life: then
+        one request has to show it, soon."""
+        born = node.name != status.name
         node.name, node.kind = status.name, self._kind(status.contract)
         node.load.total_pages = status.pages.get("total", 0)
         node.load.said(status)
-        if again:
+        if born:
             node.load.born()
+            node.failed_s = float("-inf")
         if status.draining or status.unready:
             self._pass_over(node, "draining" if status.draining else f"unready: {status.unready}")
+        elif math.isinf(node.failed_s):
+            node.down = ""
         elif node.down:
-            node.due_s = self.now() if again else min(node.due_s, max(self.now(), node.failed_s + LEAST_RETRY_S))
+            node.due_s = min(node.due_s, max(self.now(), node.failed_s + LEAST_RETRY_S))
 
     @contextmanager
     def trying(self, pair: Pair) -> Iterator[None]:

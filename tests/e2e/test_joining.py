@@ -174,7 +174,7 @@ def test_a_node_that_reaches_no_peer_is_not_ready_until_one_is_back(world: World
             world.start("prefill", "lonely-p", bind=address, peer_probe_s="0.5"),
         )
         status = world.nodes.decode(decode.address).status
-        assert await serving_status(decode) == SERVING, "no peers yet"
+        await until(lambda: serving_status(decode), lambda s: s == SERVING, "it has met its prefill node")
         await world.ask(world.request(4990, 100, prefill), decode)
         prefill.kill()
         await prefill.wait()

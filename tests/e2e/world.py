@@ -21,7 +21,7 @@ from pdkv.node.messages import GenerateDone, GenerateRequest, NodeStatus, Sampli
 from pdkv.node.ports import DecodeService
 from pdkv.rpc.client import GrpcDirectory
 from pdkv.rpc.security import PlainText
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 T = TypeVar("T")
 CHUNK = 512
@@ -70,6 +70,7 @@ class World:
             self.start("prefill", "p0", bind=address), self.start("decode", "d0", prefill_addresses=address)
         )
         self.router = await self.start_router("r0", self.prefill, self.decode)
+        await self.until_up(self.router)
 
     async def close(self) -> None:
         await self.nodes.close()
@@ -90,6 +91,11 @@ class World:
         router = await self._fleet.start("router", name, {**addresses, "insecure": True, **flags})
         self._routers.add(router.address)
         return router
+
+    async def until_up(self, router: NodeProcess) -> None:
+        """Until it knows all of its nodes as ready: a decode node is so once it has met a prefill node."""
+        status = self.nodes.router(router.address).status
+        await until(status, lambda s: {*s.prefill.values(), *s.decode.values()} == {"up"}, "the router's nodes are up")
 
     def request(self, seed: int, length: int, prefill: NodeProcess | None = None, **more: Any) -> GenerateRequest:
         """A prompt that only its seed has, for the prefill node `prefill` (`self.prefill` unless given)."""

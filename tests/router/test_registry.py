@@ -65,7 +65,7 @@ def test_a_trial_is_over_as_soon_as_its_end_is_known() -> None:
             assert nodes.open(both.decode) is comes_through
 
 
-def test_a_node_that_says_it_can_serve_is_tried_sooner_and_a_new_life_at_once() -> None:
+def test_a_node_that_says_it_can_serve_is_tried_sooner_and_a_new_life_is_up() -> None:
     clock = Clock()
     nodes = registry(1, 1, clock)
     p0 = node(nodes, "p0")
@@ -76,12 +76,23 @@ def test_a_node_that_says_it_can_serve_is_tried_sooner_and_a_new_life_at_once() 
     clock.now_s += 1.0
     assert nodes.open(p0)
     nodes.mark_down(p0, GONE)
+    assert p0.down, "its word isn't enough: it said so when the request failed, too"
     learn(nodes, "p0", life=2)
-    assert nodes.open(p0)
-    assert p0.down
+    assert (p0.down, nodes.open(p0)) == ("", True)
 
 
-def test_a_node_that_was_not_heard_of_is_open_when_it_is_heard_of_again() -> None:
+def test_what_failed_before_it_came_through_counts_no_more() -> None:
+    nodes = registry(1, 1)
+    p0 = node(nodes, "p0")
+    learn(nodes, "p0", life=1)
+    nodes.mark_down(p0, GONE)
+    nodes.mark_up(p0)
+    nodes.unheard(p0, GONE)
+    learn(nodes, "p0", life=1)
+    assert p0.down == ""
+
+
+def test_a_node_that_was_not_heard_of_is_up_when_it_is_heard_of_again() -> None:
     clock = Clock()
     nodes = registry(1, 1, clock)
     p0 = node(nodes, "p0")
@@ -90,7 +101,7 @@ def test_a_node_that_was_not_heard_of_is_open_when_it_is_heard_of_again() -> Non
         clock.now_s += 0.5
     assert not nodes.open(p0)
     learn(nodes, "p0")
-    assert nodes.open(p0)
+    assert (p0.down, nodes.open(p0)) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +116,7 @@ def test_a_node_that_says_it_can_not_serve_is_passed_over_while_it_says_so(facts
         clock.now_s += 2.0
         assert (p0.down, nodes.open(p0)) == (why, False)
     learn(nodes, "p0")
-    assert nodes.open(p0)
+    assert (p0.down, nodes.open(p0)) == ("", True)
 
 
 def test_nodes_join_and_leave_and_those_that_stay_are_known_as_before() -> None:
