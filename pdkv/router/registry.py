@@ -193,8 +193,8 @@ class Registry:
         self.look()
 
     def learn(self, node: Node, status: NodeStatus) -> None:
-        """What it said of itself. Its word that it can serve is enough, unless a request failed on it in this life: then
-        one request has to show it, soon."""
+        """What it said of itself. Its word that it can serve is enough, but where a request failed on it in this life:
+        there one request has to show it, soon."""
         born = node.name != status.name
         node.name, node.kind = status.name, self._kind(status.contract)
         node.load.total_pages = status.pages.get("total", 0)
