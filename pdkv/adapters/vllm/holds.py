@@ -3,7 +3,8 @@
 Guarantees: a block is named only while a hold has it, so while the engine neither writes to it nor gives it away; what
 several holds share is digested once and stays named until the last of them ends; a hold ends once: when its last
 reader is done or its lease over, or if nobody asks for it in time; by then the rows of its pages are bumped, so that a
-late reader sees that they are void. Used on one event loop.
+late reader sees that they are void; whoever serves the reads hears when there may be some, and when there can be none
+any more, however the last reader's lease has ended. Used on one event loop.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ class Terms:
     """How long somebody may wait for a prompt that isn't there yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who is told what, on the loop."""
+
+    ended: Callable[[str], None]
+    """Of each request whose blocks the engine may have back."""
+    lent: Callable[[bool], None]
+    """When the first lease of a reader begins, and when the last one is over."""
+
+
 @dataclass(slots=True, eq=False)
 class _Held:
     request_id: str
@@ -51,11 +62,10 @@ class _Held:
 class Holds:
     """Of one worker."""
 
-    def __init__(self, verifier: Verifier, myself: PeerName, terms: Terms, ended: Callable[[str], None]) -> None:
-        """`ended`: told of each request whose blocks the engine may have back."""
+    def __init__(self, verifier: Verifier, myself: PeerName, terms: Terms, listeners: Listeners) -> None:
         pool = verifier.pool
         self.digests = Worker("digests")
-        self._verifier, self._myself, self._terms, self._ended = verifier, myself, terms, ended
+        self._verifier, self._myself, self._terms, self._listeners = verifier, myself, terms, listeners
         self._table = pool.table
         self._owners = np.zeros(pool.num_pages, np.int32)
         """Holds that have the page."""
@@ -66,16 +76,13 @@ class Holds:
         """By the name of the last page, the oldest first."""
         self._leases = LeaseTable()
         self._of_lease: dict[LeaseId, _Held] = {}
+        self._readers = 0
+        """Leases of all holds but their own."""
         self._one_at_a_time = asyncio.Lock()
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._held)
-
-    @property
-    def lent(self) -> bool:
-        """Somebody may be reading."""
-        return any(held.readers for held in self._held.values())
 
     def has(self, hashes: PageHashes) -> bool:
         """All pages of that prompt, ready to be lent."""
@@ -107,6 +114,9 @@ class Holds:
         lease_id = self._granted(reader, self._terms.lease_s)
         self._of_lease[lease_id] = held
         held.readers.add(lease_id)
+        self._readers += 1
+        if self._readers == 1:
+            self._listeners.lent(True)
         self.release(held.waiting, self._myself)
         pages, names = held.pages[first:], hashes.part(first, len(hashes))
         ids, generations = np.array(pages.array), self._table.generations(pages)
@@ -161,7 +171,11 @@ class Holds:
 
     def _let_go(self, lease_id: LeaseId) -> None:
         held = self._of_lease.pop(lease_id)
-        held.readers.discard(lease_id)
+        if lease_id in held.readers:
+            held.readers.remove(lease_id)
+            self._readers -= 1
+            if not self._readers:
+                self._listeners.lent(False)
         if held.readers or held.waiting in self._of_lease:
             return
         del self._held[held.request_id]
@@ -171,7 +185,7 @@ class Holds:
             del self._by_name[_last(held.hashes)]
         self._owners[held.pages.index] -= 1
         self._table.bump(held.pages.where(self._owners[held.pages.index] == 0))
-        self._ended(held.request_id)
+        self._listeners.ended(held.request_id)
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

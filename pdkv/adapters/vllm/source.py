@@ -32,11 +32,9 @@ class BlockSource:
         """Waits for a prompt that is not sealed yet. Raises `StalePages` if it doesn't come."""
         self._peers.check(call.envelope)
         lease_id, pages = await self._holds.lend(call.hashes, call.first_page_wanted, call.envelope.sender)
-        self._station.transfer.expect_reads(peers_may=True)
         return Loan(Accepted(lease_id, self._lease_s), pages)
 
     async def release_lease(self, call: LeaseCall) -> None:
         """Idempotent."""
         self._peers.check(call.envelope)
         self._holds.release(call.lease_id, call.envelope.sender)
-        self._station.transfer.expect_reads(peers_may=self._holds.lent)

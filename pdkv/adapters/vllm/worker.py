@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdkv.adapters.vllm.holds import Holds, Terms
+from pdkv.adapters.vllm.holds import Holds, Listeners, Terms
 from pdkv.adapters.vllm.loads import Loaded, Loads, Tolerance, Wanted
 from pdkv.adapters.vllm.orders import Hold, Load, StepOrders
 from pdkv.adapters.vllm.settings import Settings
@@ -157,7 +157,10 @@ class _Node:
         self._keeper = PeerKeeper(self.peers, self._links.probe, KeeperSettings())
         verifier = Verifier(station.pool)
         self._holds = Holds(
-            verifier, station.name, Terms(settings.hold_s, settings.lease_s, settings.find_s), self._sent
+            verifier,
+            station.name,
+            Terms(settings.hold_s, settings.lease_s, settings.find_s),
+            Listeners(self._sent, lambda lent: station.transfer.expect_reads(peers_may=lent)),
         )
         tolerance = Tolerance(settings.shadow, tally.refused)
         self._loads = Loads(self.station, self._links, verifier, self._holds.digests, tolerance)

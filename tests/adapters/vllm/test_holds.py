@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pdkv.adapters.vllm.holds import Holds, Terms
+from pdkv.adapters.vllm.holds import Holds, Listeners, Terms
 from pdkv.adapters.vllm.memory import engine_pool
 from pdkv.errors import StalePages
 from pdkv.ids import LocalPages, NodeId, PageHashes, PeerName, new_incarnation
@@ -22,6 +22,7 @@ class Kept:
     holds: Holds
     pool: SlotPool
     ended: list[str] = field(default_factory=list)
+    lent: list[bool] = field(default_factory=list)
 
     def generation(self, page: int) -> int:
         return int(self.pool.table.generations(pages(page))[0])
@@ -41,12 +42,12 @@ def named(text: str) -> PageHashes:
 
 def kept(scenario: Callable[[Kept], Awaitable[None]], terms: Terms = Terms(60.0, 60.0, 0.1)) -> None:  # noqa: B008
     async def main() -> None:
-        pool, ended = engine_pool(layers(), BLOCKS, TOKENS), list[str]()
-        holds = Holds(Verifier(pool), ME, terms, ended.append)
+        pool, ended, lent = engine_pool(layers(), BLOCKS, TOKENS), list[str](), list[bool]()
+        holds = Holds(Verifier(pool), ME, terms, Listeners(ended.append, lent.append))
         watch = asyncio.create_task(holds.watch())
         try:
             async with asyncio.timeout(20):
-                await scenario(Kept(holds, pool, ended))
+                await scenario(Kept(holds, pool, ended, lent))
         finally:
             watch.cancel()
             holds.digests.close()
@@ -61,12 +62,11 @@ def test_a_hold_is_named_while_it_lasts_and_void_afterwards() -> None:
         assert kept.sealed(3)
         lease, lent = await kept.holds.lend(named("ab"), 1, YOU)
         assert (lent.page_ids.tolist(), lent.hashes, lent.first_index) == ([5], named("b"), 1)
-        assert kept.holds.lent
         kept.holds.release(lease, ME)
-        assert kept.holds.lent, "not its lease"
+        assert kept.lent == [True], "not its lease"
         kept.holds.release(lease, YOU)
         kept.holds.release(lease, YOU)
-        assert (kept.ended, len(kept.holds), kept.holds.lent) == (["r"], 0, False)
+        assert (kept.ended, len(kept.holds), kept.lent) == (["r"], 0, [True, False])
         assert not kept.sealed(3)
         assert kept.generation(3) == (before + 1) % 2**64, "a late reader sees that it is void"
 
@@ -82,8 +82,10 @@ def test_what_two_prompts_share_stays_named_until_both_are_over() -> None:
         kept.holds.release(one, YOU)
         assert (kept.sealed(3), kept.sealed(5), kept.ended) == (True, False, ["one"])
         assert lent.generations[0] == kept.generation(3)
+        assert kept.lent == [True], "somebody reads"
         kept.holds.release(two, YOU)
         assert not kept.sealed(3)
+        assert kept.lent == [True, False]
 
     kept(scenario)
 
@@ -146,5 +148,6 @@ def test_a_hold_ends_by_itself_with_and_without_a_reader(read: bool) -> None:
         while not kept.ended:
             await asyncio.sleep(0)
         assert not kept.sealed(3)
+        assert kept.lent == ([True, False] if read else [])
 
     kept(scenario, Terms(60.0, 0.05, 20.0) if read else Terms(0.05, 60.0, 0.1))

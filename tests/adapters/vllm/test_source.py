@@ -14,9 +14,9 @@ from pdkv.rpc.security import PlainText
 from tests.adapters.vllm.engines import TOKENS, Engine, pair, prompt
 
 
-def calling(scenario: Callable[[GrpcSource, Station, Engine], Awaitable[None]]) -> None:
+def calling(scenario: Callable[[GrpcSource, Station, Engine], Awaitable[None]], lease_s: float = 60.0) -> None:
     """From the decode engine's station to the prefill engine's port."""
-    with pair(find_s=0.2) as (p, d):
+    with pair(find_s=0.2, lease_s=lease_s) as (p, d):
 
         async def main() -> None:
             directory = GrpcDirectory(PlainText())
@@ -63,3 +63,18 @@ def test_nobody_gets_anything_unmet_or_with_another_content() -> None:
                 await call
 
     calling(scenario)
+
+
+def test_transfer_looks_out_for_readers_until_the_last_lease_is_over() -> None:
+    """Also one that nobody releases."""
+
+    async def scenario(source: GrpcSource, me: Station, p: Engine) -> None:
+        told: list[bool] = []
+        p.side.station.transfer.expect_reads = lambda *, peers_may: told.append(peers_may)  # type: ignore[method-assign]
+        intro = await source.connect(me.intro())
+        p.hold("r", prompt(TOKENS), 4)
+        await source.lend(LendCall(me.envelope(intro.name), names(p, 1), 0))
+        assert p.until(lambda r: r.sent).sent == {"r"}
+        assert told == [True, False]
+
+    calling(scenario, lease_s=0.2)
