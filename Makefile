@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 
-.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test vllm-e2e clean
+.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test vllm-e2e nightly clean
 
 setup: $(STAMP)
 
@@ -78,6 +78,10 @@ $(VLLM)/.stamp: pyproject.toml
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --editable .
 	touch $@
+
+# what takes too long for every change, one after the other; ends with an error if any of it failed, after all of it ran
+nightly:
+	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e soak sim model bench image-test
 
 clean:
 	rm -rf $(VENV) $(VLLM)
