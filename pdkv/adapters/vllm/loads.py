@@ -59,6 +59,8 @@ class Loaded:
     bytes: int = 0
     descriptors: int = 0
     seconds: float = 0.0
+    post_seconds: float = 0.0
+    """Of posting the reads; over a lane where the caller copies, the copy is in it."""
     error: PdkvError | None = None
 
 
@@ -183,6 +185,7 @@ class Loads:
             )
         loaded.bytes += outcome.bytes
         loaded.descriptors += outcome.descriptors
+        loaded.post_seconds += outcome.post_s
 
     async def _prove(self, arrival: Arrival, order: ReadOrder, loaded: Loaded) -> None:
         """What differs is read once more; then it is data loss."""

@@ -20,6 +20,7 @@ NAMES: dict[str, str] = {
     "bytes_loaded": "Bytes of pages that were read.",
     "descriptors": "Descriptors that were posted for them.",
     "load_seconds": "Sum over loads, from the order to its end.",
+    "post_seconds": "Of these, what posting the reads took; over a lane where the caller copies, the copy is in it.",
     "prompts_held": "Finished prompts that were kept for another engine.",
     "pages_held": "Their pages.",
     "contract_mismatches": "Contracts of other engines that differ from this one's.",
@@ -47,6 +48,7 @@ class Tally:
             bytes_loaded=loaded.bytes,
             descriptors=loaded.descriptors,
             load_seconds=loaded.seconds,
+            post_seconds=loaded.post_seconds,
         )
 
     def held(self, pages: int) -> None:

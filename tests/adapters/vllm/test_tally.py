@@ -7,8 +7,8 @@ from pdkv.errors import ContractMismatch, DigestMismatch, PeerLost
 
 def test_counts_are_fetched_once_and_all_have_words() -> None:
     tally = Tally()
-    tally.loaded(Loaded(3, 300, 6, 0.5), 3)
-    tally.loaded(Loaded(1, 100, 2, 0.25, PeerLost("gone")), 4)
+    tally.loaded(Loaded(3, 300, 6, 0.5, 0.25), 3)
+    tally.loaded(Loaded(1, 100, 2, 0.25, 0.125, PeerLost("gone")), 4)
     tally.held(5)
     tally.refused(DigestMismatch("differs"))
     counts = tally.take()
@@ -20,6 +20,7 @@ def test_counts_are_fetched_once_and_all_have_words() -> None:
         "bytes_loaded": 400,
         "descriptors": 8,
         "load_seconds": 0.75,
+        "post_seconds": 0.375,
         "prompts_held": 1,
         "pages_held": 5,
         "proofs_failed": 1,

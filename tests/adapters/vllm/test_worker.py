@@ -24,6 +24,7 @@ def test_a_prompt_goes_from_one_engines_blocks_into_anothers() -> None:
         counts = d.side.tally.take()
         assert counts["pages_loaded"] == 4
         assert counts["bytes_loaded"] == 4 * len(p.bytes_of(1))
+        assert 0 < counts["post_seconds"] < counts["load_seconds"]
 
 
 def test_only_what_is_lacking_is_read() -> None:
