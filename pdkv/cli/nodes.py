@@ -129,7 +129,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
             registry = Registry((), ())
             readiness = Readiness()
             router = MeteredRouter(registry, directory, _routing(config))
-            watch = Watch(registry, directory, readiness)
+            watch = Watch(registry, directory, router.pairing, readiness)
 
             def known(role: str, addresses: tuple[str, ...]) -> None:
                 registry.replace(Role(role), addresses)

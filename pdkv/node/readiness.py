@@ -1,7 +1,8 @@
 """Whether a node can serve, and why not: what its health service and its status say.
 
 Guarantees: a node is unready for as long as a part of it says so, and ready again by itself when the last one has taken
-that back; whoever watches hears of each change, of the latest one if several came at once.
+that back; whoever watches hears of each change of a reason, of the latest one if several came at once, and not of its
+details.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ class Readiness:
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
+        self._details: dict[str, str] = {}
         self._changed = asyncio.Event()
 
     @property
     def unready(self) -> str:
         """Why the node can't serve; empty if it can."""
-        return "; ".join(self._reasons.values())
+        details = self._details
+        return "; ".join(f"{why}: {details[part]}" if details[part] else why for part, why in self._reasons.items())
 
-    def say(self, part: str, why: str) -> None:
-        """`part` can't serve, for this reason; empty: it can."""
+    def say(self, part: str, why: str, detail: str = "") -> None:
+        """`part` can't serve, for this reason; empty: it can. `detail` may change without being another reason."""
+        self._details[part] = detail
         if why == self._reasons.get(part, ""):
             return
         if why:
@@ -37,7 +41,8 @@ class Readiness:
         told = ""
         while True:
             self._changed.clear()
-            if told != self.unready:
-                told = self.unready
-                await tell(told)
+            reasons = "; ".join(self._reasons.values())
+            if told != reasons:
+                told = reasons
+                await tell(self.unready)
             await self._changed.wait()

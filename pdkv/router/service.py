@@ -39,6 +39,7 @@ from pdkv.node.routing import RouterStatus
 from pdkv.router.asking import LIMIT_S, Asking
 from pdkv.router.load import computed, given
 from pdkv.router.lobby import Lobby
+from pdkv.router.outlook import hindrance
 from pdkv.router.pairing import Pairing
 from pdkv.router.policy import Policy, Turns
 from pdkv.router.registry import UP, Node, Pair, Registry, Role, Trial
@@ -85,8 +86,8 @@ class Router:
     def __init__(self, registry: Registry, nodes: NodeDirectory, settings: RouterSettings | None = None) -> None:
         self._registry = registry
         self._settings = settings or RouterSettings()
-        self._pairing = Pairing(registry)
-        self._turns = Turns(registry, self._pairing)
+        self.pairing = Pairing(registry)
+        self._turns = Turns(registry, self.pairing)
         self._asking = Asking(registry, nodes, self._settings.locate_s)
         self._lobby = Lobby(self._settings.running_limit, self._settings.waiting_limit, registry.now)
         self._choices: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
@@ -111,7 +112,7 @@ class Router:
             decode,
             self._requests,
             contents,
-            self._pairing.status(),
+            self.pairing.status(),
             waiting=self._lobby.waiting,
             policy=self._settings.policy,
             nodes={node.address: node.routed() for node in self._registry},
@@ -233,12 +234,12 @@ class Router:
         at = error.fields.get("accepted_by") or error.fields.get("address")
         prefill = next((node for node in (pair.prefill, *others) if node.address == at), None)
         if isinstance(error, APART):
-            self._pairing.refused(Pair(prefill or pair.prefill, pair.decode), error)
+            self.pairing.refused(Pair(prefill or pair.prefill, pair.decode), error)
         elif isinstance(error, DOWN) and (prefill or at in (None, pair.decode.address)):
             refusals.nodes.add(prefill or pair.decode)
             self._registry.mark_down(prefill or pair.decode, error)
             if prefill is not None:
-                self._pairing.failed(Pair(prefill, pair.decode), error)
+                self.pairing.failed(Pair(prefill, pair.decode), error)
 
     def _last_word(self, refusals: _Refusals) -> PdkvError:
         """Why nobody took the request; with the time after which to come again, if that is for want of room."""
@@ -248,15 +249,12 @@ class Router:
         return error
 
     def _nobody(self) -> PdkvError:
-        """Why there was no pair to try at all."""
-        for prefill in self._registry.nodes(Role.PREFILL):
-            for decode in self._registry.nodes(Role.DECODE):
-                if bar := self._pairing.bar(Pair(prefill, decode)):
-                    return bar
-        return PeerLost("the router knows of no pair of nodes")
+        """Why there was no pair to try at all. That nodes are down is newer than what they refused before."""
+        found = hindrance(self._registry, self.pairing, lambda node: not node.down)
+        return found.error if found else PeerLost("the router knows of no pair of nodes")
 
     def _left(self, node: Node) -> None:
-        self._pairing.left(node)
+        self.pairing.left(node)
         self._nodes.drop(node.address)
 
 

@@ -16,6 +16,8 @@ from pdkv.node.ports import DecodeService
 from pdkv.node.readiness import Readiness
 from pdkv.node.rounds import Rounds
 from pdkv.node.routing import Estimate, EstimateCall
+from pdkv.router.outlook import hindrance
+from pdkv.router.pairing import Pairing
 from pdkv.router.registry import Node, Registry, Role
 
 log = logging.getLogger(__name__)
@@ -49,12 +51,20 @@ class Watch(Rounds[Node]):
     """Has `run`, for the router's life, and `step`."""
 
     def __init__(
-        self, registry: Registry, nodes: NodeDirectory, readiness: Readiness | None = None, *, every_s: float = 2.0
+        self,
+        registry: Registry,
+        nodes: NodeDirectory,
+        pairing: Pairing,
+        readiness: Readiness | None = None,
+        *,
+        every_s: float = 2.0,
     ) -> None:
-        """`every_s`: between two looks at a node that is up. `readiness`, the router's, hears whether a pair is."""
+        """`every_s`: between two looks at a node that is up. `readiness`, the router's, hears whether there is a pair
+        of nodes that answer, and may be paired."""
         super().__init__(registry.now)
         self._registry = registry
         self._nodes = nodes
+        self._pairing = pairing
         self._every_s = every_s
         self._readiness = readiness or Readiness()
         self._say()
@@ -89,10 +99,9 @@ class Watch(Rounds[Node]):
         self._say()
 
     def _say(self) -> None:
-        """A router that knows of no node of a role that is up can serve nobody."""
-        up = {node.role for node in self._registry if node.answers}
-        missing = [role.value for role in Role if role not in up]
-        self._readiness.say("nodes", f"no {' and no '.join(missing)} node is up" if missing else "")
+        """A router without any pair of nodes can serve nobody."""
+        found = hindrance(self._registry, self._pairing, lambda node: node.answers)
+        self._readiness.say("nodes", *((found.why, found.detail) if found else ("",)))
 
     def _note(self, node: Node, status: NodeStatus) -> None:
         if node.name != status.name:

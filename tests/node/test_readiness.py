@@ -53,3 +53,27 @@ def test_who_watches_hears_each_change_once() -> None:
         await asyncio.wait([watch])
 
     asyncio.run(main())
+
+
+def test_details_are_told_and_are_no_change() -> None:
+    async def main() -> None:
+        readiness, heard = Readiness(), list[str]()
+
+        async def tell(why: str) -> None:
+            heard.append(why)
+
+        watch = asyncio.create_task(readiness.watch(tell))
+        for detail in ("d0 is late", "d0 is gone"):
+            readiness.say("nodes", "no node is up", detail)
+            await turns(3)
+            assert readiness.unready == f"no node is up: {detail}"
+        assert heard == ["no node is up: d0 is late"]
+        readiness.say("nodes", "no two may be paired", "d0")
+        await turns(3)
+        readiness.say("nodes", "")
+        await turns(3)
+        assert heard[1:] == ["no two may be paired: d0", ""]
+        watch.cancel()
+        await asyncio.wait([watch])
+
+    asyncio.run(main())

@@ -294,3 +294,17 @@ def test_over_sockets_a_dead_node_costs_a_request_nothing_and_a_cancel_goes_thro
                 await soon(node.stream.ended)
 
     run(body)
+
+
+def test_a_node_that_is_down_is_the_answer_and_not_what_it_refused_before() -> None:
+    async def body() -> None:
+        refused = AddressRefused("p0", ["q*"])
+        service, nodes = router(Nodes(d0_p0=Stream(error=refused)), 1, 1)
+        for _ in range(2):
+            _, raised = await failure(service.generate(samples.generate_request()))
+            assert raised is refused
+        nodes.unheard(node(nodes, "d0"), PeerLost("gone"))
+        _, raised = await failure(service.generate(samples.generate_request()))
+        assert str(raised) == "no decode node is up: d0: PeerLost: gone"
+
+    run(body)

@@ -13,9 +13,11 @@ from pdkv.node.flow import together
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
 from pdkv.node.readiness import Readiness
 from pdkv.node.routing import Estimate, EstimateCall
+from pdkv.router.pairing import Pairing
 from pdkv.router.registry import Node, Registry, Role
 from pdkv.router.watch import Watch
 from tests.router.fleet import Clock, node, registry, said
+from tests.rpc import samples
 from tests.rpc.fakes import run, soon
 
 
@@ -68,7 +70,7 @@ class Scene:
         self.clock = Clock()
         self.nodes = registry(1, 1, self.clock)
         self.said = Statuses(self.nodes)
-        self.watch = Watch(self.nodes, self.said, every_s=2.0)
+        self.watch = Watch(self.nodes, self.said, Pairing(self.nodes), every_s=2.0)
 
     async def look(self, later_s: float = 0.0) -> None:
         self.clock.now_s += later_s
@@ -186,17 +188,17 @@ def test_a_router_is_ready_when_a_node_of_each_role_is_up() -> None:
     async def body() -> None:
         nodes = registry(1, 2)
         said, readiness = Statuses(nodes), Readiness()
-        watch = Watch(nodes, said, readiness)
+        watch = Watch(nodes, said, Pairing(nodes), readiness)
         assert readiness.unready == "no prefill and no decode node is up"
         said.errors["p0"] = PeerLost("gone")
         for one in nodes:
             await watch.visit(one)
-        assert readiness.unready == "no prefill node is up"
+        assert readiness.unready == "no prefill node is up: p0: PeerLost: gone"
         said.errors["p0"] = NotAuthorised("a router may not ask")
         await watch.visit(node(nodes, "p0"))
         assert readiness.unready == "", "it is there, and requests will find out"
         del said.errors["p0"]
-        for facts, due in (({"draining": True}, "no prefill node is up"), ({}, "")):
+        for facts, due in (({"draining": True}, "no prefill node is up: p0: draining"), ({}, "")):
             said.facts["p0"] = facts
             await watch.visit(node(nodes, "p0"))
             assert readiness.unready == due
@@ -204,6 +206,22 @@ def test_a_router_is_ready_when_a_node_of_each_role_is_up() -> None:
             assert readiness.unready == ""
             said.errors[address] = PeerLost("gone")
             await watch.visit(node(nodes, address))
-        assert readiness.unready == "no decode node is up"
+        assert readiness.unready == "no decode node is up: d0: PeerLost: gone; d1: PeerLost: gone"
+
+    run(body)
+
+
+def test_a_router_whose_only_pair_is_kept_apart_is_not_ready_and_says_over_what() -> None:
+    async def body() -> None:
+        nodes = registry(1, 1)
+        said, readiness = Statuses(nodes), Readiness()
+        watch = Watch(nodes, said, Pairing(nodes), readiness)
+        for weights_id, due in (("b", "no two nodes that are up may be paired: d0 with p0: Contract"), ("a", "")):
+            said.facts["p0"] = {"contract": samples.contract(weights_id)}
+            for one in nodes:
+                await watch.visit(one)
+            assert readiness.unready.startswith(due)
+            assert ("weights_id" in readiness.unready) == bool(due)
+            assert bool(readiness.unready) == bool(due)
 
     run(body)
