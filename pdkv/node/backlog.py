@@ -1,11 +1,12 @@
 """How much a prefill node still has to compute.
 
-Guarantees: a prompt counts from when it is taken on, less what of it is computed, until its request has ended.
+Guarantees: a prompt counts from when its request comes, while it waits for pages too, until the request has ended: with
+what is expected to be computed of it, from when that is known with what really is, less what has been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
@@ -17,19 +18,28 @@ class Backlog:
         """Of all prompts together."""
 
     @contextmanager
-    def taken_on(self, tokens: int) -> Iterator[Callable[[int], None]]:
-        """For as long as the request runs that needs so many `tokens` computed; call what it yields with those that
-        were."""
-        left = tokens
-        self.tokens += left
-
-        def computed(count: int) -> None:
-            nonlocal left
-            done = min(count, left)
-            left -= done
-            self.tokens -= done
-
+    def taken_on(self, tokens: int) -> Iterator[Share]:
+        """For as long as the request runs that is expected to need so many `tokens` computed."""
+        share = Share(self)
+        share.left(tokens)
         try:
-            yield computed
+            yield share
         finally:
-            self.tokens -= left
+            share.left(0)
+
+
+class Share:
+    """One request's."""
+
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
+        self._left = 0
+
+    def left(self, tokens: int) -> None:
+        """So many are to be computed yet."""
+        self._backlog.tokens += tokens - self._left
+        self._left = tokens
+
+    def computed(self, tokens: int) -> None:
+        """So many more were."""
+        self.left(max(self._left - tokens, 0))

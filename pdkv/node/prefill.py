@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pdkv.errors import BoundsError, DuplicateRequest, LeaseExpired
 from pdkv.ids import LeaseId, LocalPages, PageHashes, PeerName, RequestId
 from pdkv.kvcache.manager import Reservation
-from pdkv.node.backlog import Backlog
+from pdkv.node.backlog import Backlog, Share
 from pdkv.node.base import NodeParts
 from pdkv.node.compacting import compact_pages
 from pdkv.node.computing import Computation
@@ -193,14 +193,24 @@ class PrefillNode:
         self._running.add(key)
         self.source.computing[lease_id] = _this_task()
         try:
-            async with deadline(request.remaining_s, "prefill"):
-                await self._leased(request, prompt, lease_id, emit)
+            with self.backlog.taken_on(self._expected_tokens(request, prompt)) as share:
+                async with deadline(request.remaining_s, "prefill"):
+                    await self._leased(request, prompt, share, lease_id, emit)
         finally:
             self._running.discard(key)
             del self.source.computing[lease_id]
             self._idle.changed()
 
-    async def _leased(self, request: PrefillRequest, prompt: Prompt, lease_id: LeaseId, emit: Emit) -> None:
+    def _expected_tokens(self, request: PrefillRequest, prompt: Prompt) -> int:
+        """To be computed, if what is cached or offered now is there when it is the request's turn."""
+        held = min(self.parts.manager.tree.match(prompt.hashes).pages.size, prompt.prefill_hit_pages)
+        lent = self.pull_back.lent(request, prompt)
+        found = max(held - prompt.drop_pages, lent.stop if lent else 0)
+        return len(prompt.tokens) - found * prompt.page_tokens
+
+    async def _leased(
+        self, request: PrefillRequest, prompt: Prompt, share: Share, lease_id: LeaseId, emit: Emit
+    ) -> None:
         """Everything the request does under its lease; its pages are given back, or handed over to the lease."""
         self.source.leases.require_room(request.envelope.sender)
         manager = self.parts.manager
@@ -225,8 +235,9 @@ class PrefillNode:
             found = len(reservation.hit) * prompt.page_tokens
             steps = self.workspace.steps(found, len(prompt.tokens), self.settings.chunk_tokens)
             run = _PrefillRun(self.parts, steps, request, prompt, reservation)
-            with self.backlog.taken_on(len(prompt.tokens) - found) as computed, span(COMPUTE) as told:
-                done = await run.run(emit, announced, computed)
+            share.left(len(prompt.tokens) - found)
+            with span(COMPUTE) as told:
+                done = await run.run(emit, announced, share.computed)
                 told.note({"pdkv.chunks": len(done.chunk_starts), "pdkv.tokens": len(prompt.tokens) - found})
             manager.hand_over(reservation, lease_id)
             self.parts.at(Stage.DONE, request.request_id)

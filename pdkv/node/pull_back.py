@@ -53,14 +53,18 @@ class PullBack:
             raise ProtocolError("offered pages are not the prompt's first ones", first=offered.first_index, count=count)
         RemotePages.checked(offered.page_ids, self._peers.intro(request.envelope.sender).pool.num_pages)
 
+    def lent(self, request: PrefillRequest, prompt: Prompt) -> Lent | None:
+        """What of the prompt's first pages can be had from the caller; None: nothing."""
+        offered, sender = request.offered, request.envelope.sender
+        if offered is None or self._limit_s is None or not self.borrower.ready(sender):
+            return None
+        return Lent(sender, offered, min(len(offered.hashes), prompt.prefill_hit_pages), self._limit_s)
+
     async def run(self, request: PrefillRequest, prompt: Prompt, reservation: Reservation) -> Pulled:
         """Bring what is offered beyond what `reservation` has. Raises what is this node's own, and `CapacityError` if
         there are no pages in place of those that a read without an end holds back."""
-        offered, sender, limit_s = request.offered, request.envelope.sender, self._limit_s
-        if offered is None or limit_s is None or not self.borrower.ready(sender):
-            return Pulled(reservation, 0)
-        stop = min(len(offered.hashes), prompt.prefill_hit_pages)
-        if reservation.committed >= stop:
+        lent = self.lent(request, prompt)
+        if lent is None or reservation.committed >= lent.stop:
             return Pulled(reservation, 0)
 
         def at(stage: Stage) -> None:
@@ -68,7 +72,7 @@ class PullBack:
                 self._parts.at(STAGES[stage], request.request_id)
 
         due = Due(request_id=request.request_id, prompt=prompt, at=at)
-        pages = await self.borrower.read(Lent(sender, offered, stop, limit_s), due, reservation)
+        pages = await self.borrower.read(lent, due, reservation)
         return Pulled(self._exchanged(reservation, prompt, request.priority), pages)
 
     def _exchanged(self, old: Reservation, prompt: Prompt, priority: int) -> Reservation:

@@ -25,6 +25,8 @@ from pdkv.node.messages import (
 )
 from pdkv.node.peers import PeerState
 from pdkv.node.prefill import PrefillNode
+from pdkv.node.pull_back import Pulled
+from pdkv.node.routing import EstimateCall
 from pdkv.node.stages import Stage
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from tests.node import grouped
@@ -113,6 +115,23 @@ def test_a_prefill_node_that_has_nothing_gets_all_of_it_from_decode() -> None:
         pair.forget_decode()
         done = await right(pair, replace(asked, request_id=RequestId("again")))
         assert (done.shipment.pages_hit, done.chunk_starts) == (0, (256,))
+        await recovered(pair)
+
+    run(scenario, make_pair())
+
+
+def test_what_is_offered_is_not_expected_to_be_computed() -> None:
+    async def scenario(pair: Pair) -> None:
+        asked = await talked(pair)
+        node, seen, pull = pair.prefill, list[int](), pair.prefill.pull_back.run
+
+        async def pulling(*given: Any) -> Pulled:
+            seen.append(node.estimate(EstimateCall(PageHashes())).waiting_tokens)
+            return await pull(*given)
+
+        node.pull_back.run = pulling  # type: ignore[method-assign]
+        done = await right(pair, asked)
+        assert (done.shipment.pages_pulled_back, seen) == (2, [len(asked.tokens) - 3 * PAGE])
         await recovered(pair)
 
     run(scenario, make_pair())
