@@ -119,7 +119,13 @@ class Idle:
 
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first error is raised as itself; the other tasks, and the body, have ended by then."""
+    """A task group whose first error is raised as itself; the other tasks, and the body, have ended by then.
+
+    Who was cancelled while they ended hears of that instead, which Python's own forgets before 3.13: else a request
+    would go on from the error, without its client or past its deadline.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
     try:
         async with asyncio.TaskGroup() as group:
             yield group
@@ -127,6 +133,8 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError from first
         raise first from None
 
 

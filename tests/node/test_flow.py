@@ -274,6 +274,30 @@ def test_the_first_error_is_raised_as_itself_when_all_others_have_ended() -> Non
     go(scenario)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_who_is_cancelled_while_the_others_end_is_told_so(cancelled: bool) -> None:
+    async def scenario() -> None:
+        may_end = asyncio.Event()
+
+        async def all_of_them() -> None:
+            async with together() as group:
+                group.create_task(settle(asyncio.create_task(may_end.wait())))
+                await asyncio.sleep(0)
+                raise PeerLost("first")
+
+        task = asyncio.create_task(all_of_them())
+        await turns(3)
+        if cancelled:
+            task.cancel()
+            await turns(3)
+        may_end.set()
+        await asyncio.wait([task])
+        assert task.cancelled() is cancelled
+        assert cancelled or isinstance(task.exception(), PeerLost)
+
+    go(scenario)
+
+
 def test_an_error_of_the_body_ends_the_tasks() -> None:
     async def scenario() -> None:
         tasks: list[asyncio.Task[None]] = []
