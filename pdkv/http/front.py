@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ HEADERS = 64
 IDLE_S = 75.0
 """A connection without a request, a new one too, is closed after so long."""
 BODY_S = 60.0
+STALL_S = 60.0
+"""A client that takes nothing of its answer for so long is hung up on."""
 HANDSHAKE_S = 10.0
 LAST_WORDS_S = 1.0
 """For an error to be written to a client that may not read."""
@@ -79,6 +82,7 @@ class HttpSettings:
     request_s: float = 600.0
     """Longest that a request may take."""
     body_s: float = BODY_S
+    stall_s: float = STALL_S
     idle_s: float = IDLE_S
 
 
@@ -152,6 +156,9 @@ class HttpFront:
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError("http_bind", self._settings.bind, f"an address that is free here ({error})") from error
+        for listening in self._listener.sockets:
+            # Of every connection that it accepts: the kernel counts from when the client last made room.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._settings.stall_s * 1000))
         return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     def drain(self) -> None:

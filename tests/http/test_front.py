@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdkv.errors import CapacityError, PeerLost
+from pdkv.http.front import HttpFront
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.security import Gate
 from tests.http.fronts import ENDED, Service, body, exchanged, fronted, posted, streamed
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -262,6 +264,36 @@ def test_a_client_that_does_not_read_holds_up_the_service_and_no_memory() -> Non
             transport.abort()
 
     run(test)
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 48\r\n\r\n"
+STREAM = POST + b'{"model": "tiny", "prompt": [1], "stream": true}'
+LIST = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(STREAM, b"text/event-stream"), (LIST * 100_000, b'"object": "list"')])
+def test_a_client_that_never_reads_is_hung_up_on(asked: bytes, answer: bytes) -> None:
+    """In the middle of a stream, and under answers that are whole; one that reads within that time is not."""
+
+    async def test() -> None:
+        async with fronted(Service("x" * 100_000), stall_s=1.0) as (front, address):
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(asked[: len(LIST)] if asked.startswith(LIST) else asked)
+            assert answer in await reader.readuntil(answer)
+            transport: Any = writer.transport
+            transport.pause_reading()
+            writer.write(asked)
+            await until(partial(connections, front), lambda count: count == 0, "it is hung up on")
+            transport.abort()
+
+    run(test)
+
+
+async def connections(front: HttpFront) -> int:
+    assert front._runner is not None
+    assert front._runner.server is not None
+    return len(front._runner.server.connections)
 
 
 GARBAGE = st.binary(max_size=300) | st.lists(
