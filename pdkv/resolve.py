@@ -1,14 +1,15 @@
 """A config out of a command line, an environment and a file.
 
 Guarantees: a flag wins over the environment (`PDKV_<FIELD>`), the environment over the YAML file, the file over the
-default; an unknown name is refused wherever it stands; a value that can't be used is a `ConfigError` with the field,
-the value and what is allowed.
+default; an unknown name is refused wherever it stands, with the known one that is most like it; a value that can't be
+used is a `ConfigError` with the field, the value and what is allowed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +63,7 @@ def _from_environment(cls: type[ServiceConfig], environ: Mapping[str, str]) -> d
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in known:
-            raise ConfigError(variable, value, ", ".join(sorted(f"{ENV_PREFIX}{n.upper()}" for n in known)))
+            raise ConfigError(variable, value, _one_of(variable, (f"{ENV_PREFIX}{n.upper()}" for n in known)))
         if name in cls.model_fields:
             found[name] = value
     return found
@@ -78,9 +79,16 @@ def _named(cls: type[ServiceConfig], error: ValidationError) -> ConfigError:
         return ConfigError(field, have.get(field) if isinstance(have, dict) else getattr(have, field, None), allowed)
     field = ".".join(map(str, where))
     if first["type"] == "extra_forbidden":
-        return ConfigError(field, have, "one of " + ", ".join(sorted(cls.model_fields)))
+        return ConfigError(field, have, _one_of(field, cls.model_fields))
     kind = field_kind(cls.model_fields[str(where[0])])
     if first["type"] == "missing":
         return ConfigError(field, None, f"{kind.words}; it has no default")
     # an entry of a list by what entries are
     return ConfigError(field, have, kind.items.words if len(where) > 1 and kind.items else kind.words)
+
+
+def _one_of(name: str, known: Iterable[str]) -> str:
+    """What might have been meant comes first."""
+    names = sorted(known)
+    meant = get_close_matches(name, names, n=1)
+    return "".join(f"did you mean {each}? " for each in meant) + "one of " + ", ".join(names)

@@ -48,6 +48,18 @@ def test_an_unknown_variable_is_refused() -> None:
     assert "PDKV_CHUNK_TOKENS" in error.fields["allowed"]
 
 
+@pytest.mark.parametrize("key", ["node-id", "prefill_adresses", "poolPages"])
+def test_an_unknown_key_is_refused_with_the_one_that_was_meant(tmp_path: Path, key: str) -> None:
+    error = refused(DecodeConfig, {}, yaml_path=yaml_file(tmp_path, f"{key}: x\n"))
+    meant = {"node-id": "node_id", "prefill_adresses": "prefill_addresses", "poolPages": "pool_pages"}[key]
+    assert error.fields["allowed"].startswith(f"did you mean {meant}? one of advertise, ")
+
+
+def test_a_key_like_no_other_is_refused_without_a_guess(tmp_path: Path) -> None:
+    error = refused(DecodeConfig, {}, yaml_path=yaml_file(tmp_path, "zzz: 1\n"))
+    assert error.fields["allowed"].startswith("one of advertise, ")
+
+
 @pytest.mark.parametrize("text", ["- a", "a: [", "1: 2", "\x00"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="config: "):
