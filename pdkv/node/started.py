@@ -52,14 +52,14 @@ class Started:
         self._waiting: list[Growing] = []
 
     def __len__(self) -> int:
-        """Those that wait."""
+        """Waits: a request may have several, each announcement for its own pages."""
         return len(self._waiting)
 
     def claims(self) -> dict[str, int]:
-        """Pages that they have claimed, and hold by now; and how many of them wait for more (growing)."""
+        """Pages that they have claimed, and hold by now; and how many requests wait for more (growing)."""
         started = self._manager.reservations.values()
         claimed, held = sum(each.total_pages for each in started), sum(len(each.sequence) for each in started)
-        return {"claimed": claimed, "held": held, "growing": len(self)}
+        return {"claimed": claimed, "held": held, "growing": len({each.reservation.id for each in self._waiting})}
 
     def there(self) -> int:
         """Pages that are free or evictable."""

@@ -57,6 +57,20 @@ def test_a_request_starts_with_a_window_and_takes_one_ahead_of_its_need() -> Non
     play(scenario, window_pages=WINDOW)
 
 
+def test_one_that_waits_for_several_of_its_pages_is_one_that_waits() -> None:
+    async def scenario(bench: Bench) -> None:
+        for name in "abc":
+            await start(bench, name, 6)
+        await need(bench, "a", 6)
+        first, second = await need(bench, "b", 5, until=5), await need(bench, "b", 6, until=6)
+        assert (first.done(), second.done(), len(bench.queue.started)) == (False, False, 2)
+        assert bench.queue.started.claims() == {"claimed": 18, "held": 6 + 2 + 2, "growing": 1}
+        await bench.go("a")
+        assert (first.done(), second.done(), len(bench.queue.started)) == (True, True, 0)
+
+    play(scenario, window_pages=WINDOW)
+
+
 def test_what_fits_within_a_window_is_taken_at_once() -> None:
     async def scenario(bench: Bench) -> None:
         await start(bench, "a", 6)
