@@ -33,8 +33,9 @@ class TransferSettings:
     connect_s: float = 5.0
     """A new peer's first read must end within it."""
     probe_s: float = 2.0
-    idle_s: float = 0.005
-    """Between two polls when nothing moves: how long a peer may wait for a connection or for bytes over TCP."""
+    idle_s: float = 0.02
+    """Between two polls when nothing moves: how long a peer may wait for a connection. Who has a lease waits for
+    `reading_s` at most."""
     reading_s: float = 0.0005
     """The same while reads run."""
     close_s: float = 1.0
