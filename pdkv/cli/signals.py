@@ -30,15 +30,28 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, and SIGTERM is what Ctrl-C is: both let `work` clean up. Raises `SystemExit` (130) then."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """As `asyncio.run`, and SIGTERM is what Ctrl-C is, also where a shell has a command in its background ignore that:
+    both let `work` clean up, a second SIGTERM ends the process at once. Raises `SystemExit` (130) then."""
+
+    async def main() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def told() -> None:
+            loop.remove_signal_handler(signal.SIGTERM)
+            end_at_once(signal.SIGTERM)
+            if task is not None:
+                task.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, told)
+        return await work
+
     try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
+        return asyncio.run(main())
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("pdkv: interrupted", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_at_once(signal.SIGTERM)
 
 
 def ending(code: int | None) -> str:

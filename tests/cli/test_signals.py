@@ -34,15 +34,28 @@ async def work():
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
         await asyncio.Event().wait()
     finally:
-        print("cleaned up")
+        print("cleaned up", flush=True)
+        if sys.argv[2] == "stuck":
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+            await asyncio.Event().wait()
+if sys.argv[2] == "background":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 run(work())
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_long_command_cleans_up_and_says_so_without_a_traceback(name: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", WORK, name], timeout=60, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "cleaned up\n", "pdkv: interrupted\n")
+@pytest.mark.parametrize(
+    ("name", "how", "code", "said"),
+    [
+        ("SIGTERM", "", INTERRUPTED, "pdkv: interrupted\n"),
+        ("SIGINT", "", INTERRUPTED, "pdkv: interrupted\n"),
+        ("SIGTERM", "background", INTERRUPTED, "pdkv: interrupted\n"),
+        ("SIGTERM", "stuck", -signal.SIGTERM, ""),
+    ],
+)
+def test_a_long_command_cleans_up_and_says_so_without_a_traceback(name: str, how: str, code: int, said: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", WORK, name, how], timeout=60, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "cleaned up\n", said)
 
 
 CHILD = """
