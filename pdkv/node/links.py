@@ -192,22 +192,24 @@ class LinksTo(Generic[P]):
         try:
             peer = self._directory.peer(address)
             link = self._links[address] = LinkTo(address, peer, await self._met(peer))
-        except RemoteError as error:
-            if not self.needed or error.fields.get("code") != "UNIMPLEMENTED":
-                raise
-            refused = NotAPrefillNode(f"{address} is no prefill node: {error}", address=address)
-            self._unmet(address, refused)
-            raise refused from error
         except PdkvError as error:
             # Whoever chose the address has to know which one it is about.
             error.fields = {"address": address, **error.fields}
-            self._unmet(address, error)
-            raise
+            refused = self._told(address, error)
+            self._unmet(address, refused)
+            if refused is error:
+                raise
+            raise refused from error
         finally:
             if address not in self._links:
                 self._directory.drop(address)
         self.redial.note(address, None)
         return link
+
+    def _told(self, address: str, error: PdkvError) -> PdkvError:
+        if self.needed and isinstance(error, RemoteError) and error.fields.get("code") == "UNIMPLEMENTED":
+            return NotAPrefillNode(f"{address} is no prefill node: {error}", address=address)
+        return error
 
     def _unmet(self, address: str, error: PdkvError) -> None:
         """A node that was met before is in the book of peers, whose keeper sees to it."""

@@ -199,7 +199,9 @@ def test_only_addresses_that_the_node_was_told_of_are_dialled() -> None:
         (RemoteError("who knows", code="UNKNOWN", address="p0"), RemoteError),
     ],
 )
-def test_who_has_no_such_service_is_named_as_no_prefill_node(error: RemoteError, kind: type[Exception]) -> None:
+def test_who_has_no_such_service_is_named_and_whatever_it_answers_is_dialled_again(
+    error: RemoteError, kind: type[Exception]
+) -> None:
     async def scenario(pair: Pair) -> None:
         peer = Meddler(pair, lambda event: [event])
 
@@ -212,6 +214,8 @@ def test_who_has_no_such_service_is_named_as_no_prefill_node(error: RemoteError,
             await pair.decode.connect("p0")
         assert type(raised.value) is kind
         assert raised.value.fields["address"] == "p0"
+        assert "p0" in pair.decode.links.redial.due()
+        assert pair.decode.parts.readiness.unready.startswith("no prefill node of 1 could be met: p0: ")
         pair.net.script(pair.prefill.parts.name, Fault(FaultKind.FAIL))
         pair.directory.peers["p0"] = pair.prefill
         with pytest.raises(TransferError) as unread:
