@@ -13,8 +13,9 @@ import numpy as np
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import text_tokens
-from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.demo.reference import Reference
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.config import PrefillConfig
 from pdkv.ids import RequestId, UInt32Array
 from pdkv.node.messages import GenerateDone, GenerateRequest, NodeStatus, Sampling
@@ -44,7 +45,10 @@ class Answer:
 
 
 class World:
-    """Prefill, decode and router, started together; more nodes by `start`."""
+    """Prefill, decode and router, started together; more nodes by `start`.
+
+    They are forked, which takes a tenth of what a start takes; `tests/cli` and the demo start nodes as a user does.
+    """
 
     prefill: NodeProcess
     decode: NodeProcess
@@ -52,7 +56,7 @@ class World:
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self._runner = runner
-        self._fleet = Fleet()
+        self._fleet = Nursery()
         self._names = iter(range(1_000_000))
         self._routers: set[str] = set()
         self.nodes: GrpcDirectory
@@ -78,9 +82,9 @@ class World:
         await self._fleet.__aexit__(None, None, None)
 
     async def start(self, role: str, name: str, **flags: str | int | bool) -> NodeProcess:
-        """A node like the others but for `flags`."""
-        chunk = {"chunk_tokens": CHUNK} if role == "prefill" else {}
-        return await self._fleet.start(role, name, {**COMMON, **chunk, **flags})
+        """A node like the others but for `flags`. A decode node may be sent to any prefill node of this machine."""
+        own = {"prefill": {"chunk_tokens": CHUNK}, "decode": {"prefill_allow": "127.0.0.1:*"}}.get(role, {})
+        return await self._fleet.start(role, name, {**COMMON, **own, **flags})
 
     async def start_router(
         self, name: str, prefill: NodeProcess | str, decode: NodeProcess | str, **flags: str

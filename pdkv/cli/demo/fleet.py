@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from pdkv.errors import DeadlineExceeded, PeerLost
 from pdkv.node.flow import deadline
@@ -25,10 +25,24 @@ STOP_DEADLINE_S = 10.0
 _TAIL_LINES = 12
 
 
-class NodeProcess:
-    """One `pdkv prefill` or `pdkv decode` process."""
+class Process(Protocol):
+    """What is asked of a process, however it was started: as asyncio's own."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path, facts: Mapping[str, str]) -> None:
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def send_signal(self, signal: int) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+class NodeProcess:
+    """One `pdkv prefill`, `decode`, `rank` or `router` process."""
+
+    def __init__(self, name: str, process: Process, log: Path, facts: Mapping[str, str]) -> None:
         self.name = name
         self.log = log
         self.address = facts["address"]
@@ -43,24 +57,28 @@ class NodeProcess:
     def running(self) -> bool:
         return self._process.returncode is None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing happens to a process that has ended."""
+        if self.running:
+            self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL: no farewell of any kind."""
-        if self.running:
-            self._process.kill()
+        self.signal(signal.SIGKILL)
 
     async def wait(self) -> int:
+        """Its exit code; -n if signal n ended it."""
         return await self._process.wait()
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL if that is not heard in time."""
-        if self.running:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                async with deadline(STOP_DEADLINE_S, f"{self.name} stopping"):
-                    await self._process.wait()
-            except DeadlineExceeded:
-                self._process.kill()
-        await self._process.wait()
+        self.signal(signal.SIGTERM)
+        try:
+            async with deadline(STOP_DEADLINE_S, f"{self.name} stopping"):
+                await self.wait()
+        except DeadlineExceeded:
+            self.kill()
+        await self.wait()
 
 
 class Fleet:

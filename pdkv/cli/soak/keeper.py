@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.signals import ending
-from pdkv.cli.soak.nursery import Nursery, NurseryProcess
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS
 from pdkv.node.stages import Stage
@@ -52,7 +53,7 @@ class Post:
     name: str
     address: str
     flags: Flags
-    process: NurseryProcess | None = None
+    process: NodeProcess | None = None
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     lives: int = 0
     stopped: bool = False
@@ -186,7 +187,7 @@ class Keeper:
         if said["fault"] == "stop" and post.process is not None:
             self._stopped(post, post.process)
 
-    def _stopped(self, post: Post, process: NurseryProcess) -> None:
+    def _stopped(self, post: Post, process: NodeProcess) -> None:
         self._report.stops += 1
         post.stopped = True
         self.disturbed()
@@ -195,7 +196,7 @@ class Keeper:
         self._loop_tasks.add(task)
         task.add_done_callback(self._loop_tasks.discard)
 
-    async def _continue(self, post: Post, process: NurseryProcess, after_s: float) -> None:
+    async def _continue(self, post: Post, process: NodeProcess, after_s: float) -> None:
         await asyncio.sleep(after_s)
         process.signal(signal.SIGCONT)
         post.stopped &= post.process is not process

@@ -16,6 +16,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,55 +24,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pdkv.cli.demo.fleet import START_DEADLINE_S, STOP_DEADLINE_S, command
+from pdkv.cli.demo.fleet import START_DEADLINE_S, NodeProcess, command
 from pdkv.cli.signals import deaf_children, ending
-from pdkv.errors import DeadlineExceeded, PeerLost
+from pdkv.errors import PeerLost
 from pdkv.node.flow import deadline
 
 _IMPORTED_FIRST = ["torch", "pdkv.cli.app", "pdkv.adapters.reference.model"]
 
 
-class NurseryProcess:
-    """One node process."""
+class Forked:
+    """A process that was forked elsewhere, as asyncio has its own. Make it in the loop that waits for it."""
 
-    def __init__(self, name: str, process: BaseProcess, address: str) -> None:
-        self.name = name
-        self.address = address
+    def __init__(self, process: BaseProcess) -> None:
+        self.pid = process.pid or 0
         self._process = process
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(process.sentinel, self._gone)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid or 0
+    def returncode(self) -> int | None:
+        return self._process.exitcode if self._ended.is_set() else None
 
-    @property
-    def running(self) -> bool:
-        return not self._ended.is_set()
-
-    def signal(self, number: signal.Signals) -> None:
-        """Nothing happens to a process that has ended."""
-        if self.running:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+    def send_signal(self, signal: int) -> None:
+        with suppress(ProcessLookupError):  # it has ended, which this loop is still to hear
+            os.kill(self.pid, signal)
 
     async def wait(self) -> int:
-        """Its exit code; -n if signal n ended it."""
         await self._ended.wait()
         return self._process.exitcode or 0
-
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not heard in time."""
-        self.signal(signal.SIGTERM)
-        try:
-            async with deadline(STOP_DEADLINE_S, f"{self.name} stopping"):
-                await self._ended.wait()
-        except DeadlineExceeded:
-            self.kill()
-            await self._ended.wait()
 
     def _gone(self) -> None:
         self._loop.remove_reader(self._process.sentinel)
@@ -85,7 +66,7 @@ class Nursery:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_IMPORTED_FIRST)
-        self._processes: list[NurseryProcess] = []
+        self._processes: list[Forked] = []
         self._logs = tempfile.TemporaryDirectory(prefix="pdkv-")
         self._pumps: set[asyncio.Task[None]] = set()
 
@@ -98,7 +79,8 @@ class Nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._processes:
-            process.kill()
+            if process.returncode is None:
+                process.send_signal(signal.SIGKILL)
         for process in self._processes:
             await process.wait()
         await asyncio.gather(*self._pumps)
@@ -108,32 +90,43 @@ class Nursery:
         return Path(self._logs.name) / f"{name}.log"
 
     async def start(
-        self, role: str, name: str, flags: Mapping[str, str | int | bool], heard: Callable[[str], None]
-    ) -> NurseryProcess:
-        """Start `pdkv ROLE` and wait until it serves; `heard` gets each line that it logs.
+        self,
+        role: str,
+        name: str,
+        flags: Mapping[str, str | int | bool],
+        heard: Callable[[str], None] | None = None,
+    ) -> NodeProcess:
+        """Start `pdkv ROLE` in today's environment and wait until it serves; `heard` gets each line that it logs, and
+        this loop must run for it to log on.
 
         Raises `PeerLost` with its last words if it ends instead.
         """
         said, says = self._context.Pipe(duplex=False)
-        logged, logs = self._context.Pipe(duplex=False)
         line = command(role, name, flags)
-        born = self._context.Process(target=_node, args=(line[line.index("pdkv.cli") + 1 :], says, logs), name=name)
-        await asyncio.to_thread(born.start)  # the first one waits for what is imported
+        with self._log_end(name, heard) as logs:
+            given = (line[line.index("pdkv.cli") + 1 :], dict(os.environ), says, logs)
+            born = self._context.Process(target=_node, args=given, name=name)
+            await asyncio.to_thread(born.start)  # the first one waits for what is imported
         says.close()
-        logs.close()
-        pump = asyncio.create_task(self._pumped(logged, name, heard))
-        self._pumps.add(pump)
-        pump.add_done_callback(self._pumps.discard)
-        process = NurseryProcess(name, born, "")
+        process = Forked(born)
         self._processes.append(process)
         async with deadline(START_DEADLINE_S, f"{name} starting"):
             facts = await (await _lines(said)).readline()
         if not facts:
-            await process.wait()
+            words = ending(await process.wait())
             last = "\n".join(self.log(name).read_text(errors="replace").splitlines()[-12:])
-            raise PeerLost(f"{name} {ending(await process.wait())} before it served:\n{last}", node=name)
-        process.address = json.loads(facts)["address"]
-        return process
+            raise PeerLost(f"{name} {words} before it served:\n{last}", node=name)
+        return NodeProcess(name, process, self.log(name), json.loads(facts))
+
+    def _log_end(self, name: str, heard: Callable[[str], None] | None) -> Connection:
+        """Where the process writes its log: the file, or a pipe that is heard on its way there."""
+        if heard is None:
+            return Connection(os.open(self.log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), readable=False)
+        logged, logs = self._context.Pipe(duplex=False)
+        pump = asyncio.create_task(self._pumped(logged, name, heard))
+        self._pumps.add(pump)
+        pump.add_done_callback(self._pumps.discard)
+        return logs
 
     async def _pumped(self, logged: Connection, name: str, heard: Callable[[str], None]) -> None:
         with self.log(name).open("ab", buffering=0) as sink:
@@ -151,8 +144,10 @@ async def _lines(end: Connection) -> asyncio.StreamReader:
     return reader
 
 
-def _node(arguments: list[str], says: Connection, logs: Connection) -> None:
-    """The child: stdout and stderr are the pipes; then it is what `pdkv` would be on that command line."""
+def _node(arguments: list[str], environ: dict[str, str], says: Connection, logs: Connection) -> None:
+    """The child: stdout and stderr are what it was given; then it is what `pdkv` would be on that command line."""
+    os.environ.clear()
+    os.environ.update(environ)
     os.setsid()  # Ctrl-C in the terminal is for the parent, which then ends its nodes
     os.dup2(says.fileno(), 1)
     os.dup2(logs.fileno(), 2)
