@@ -117,6 +117,25 @@ class Idle:
             await self._changed.wait()
 
 
+class _Group(asyncio.TaskGroup):
+    """Whose tasks end in its body. When one fails it cancels its owner to end the body, and takes that back there: from
+    a body that is over, Python before 3.13 never takes it back, so the owner would seem to be cancelled by somebody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def create_task(self, *args: Any, **more: Any) -> asyncio.Task[Any]:
+        task = super().create_task(*args, **more)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def ended(self) -> None:
+        while self._running:
+            await asyncio.wait(self._running)
+
+
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
     """A task group whose first error is raised as itself; the other tasks, and the body, have ended by then.
@@ -127,8 +146,9 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
     task = asyncio.current_task()
     before = task.cancelling() if task else 0
     try:
-        async with asyncio.TaskGroup() as group:
+        async with _Group() as group:
             yield group
+            await group.ended()
     except BaseExceptionGroup as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):

@@ -298,6 +298,27 @@ def test_who_is_cancelled_while_the_others_end_is_told_so(cancelled: bool) -> No
     go(scenario)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_error_of_a_task_is_raised_as_itself_whether_the_body_is_over_or_not(busy: bool) -> None:
+    async def scenario() -> None:
+        async def fails() -> None:
+            raise PeerLost("gone")
+
+        async def body() -> None:
+            async with together() as group:
+                group.create_task(fails())
+                if busy:
+                    await asyncio.Event().wait()
+
+        with pytest.raises(PeerLost):
+            await body()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    go(scenario)
+
+
 def test_an_error_of_the_body_ends_the_tasks() -> None:
     async def scenario() -> None:
         tasks: list[asyncio.Task[None]] = []
