@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import statistics
@@ -15,128 +16,42 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.engines import FOR_ANOTHER, Answer, Engine, Engines, Plan, Tokens, through
-from tests.vllm.models import LLAMA, MLA, VOCABULARY, make
-
-ANSWER_TOKENS = 12
-BLOCK = 64
-LENGTHS = (1, 5, 63, 64, 65, 128, 129, 700, 1500)
+from tests.vllm.bench import ANSWER_TOKENS, BLOCK, Bench, Checks, at_once, idle, pages, prompts, wait_for
+from tests.vllm.beside import beside
+from tests.vllm.engines import FOR_ANOTHER, Answer, Engines, Plan, Tokens, through
+from tests.vllm.models import LLAMA, MLA, VOCABULARY
 
 
-@dataclass(frozen=True)
-class Prompts:
-    cold: list[Tokens]
-    shared: list[Tokens]
-    """All begin with the same 500 tokens."""
-    crowd: list[Tokens]
-    """Sent eight at a time."""
-
-    @property
-    def all(self) -> list[Tokens]:
-        return self.cold + self.shared + self.crowd
-
-
-def prompts(seed: int) -> Prompts:
-    draw = random.Random(seed)
-
-    def some(count: int) -> Tokens:
-        return [draw.randrange(3, VOCABULARY) for _ in range(count)]
-
-    prefix = some(500)
-    shared = [prefix + some(count) for count in (10, 70, 140)]
-    return Prompts([some(n) for n in LENGTHS], shared, [some(draw.choice((100, 400, 1000))) for _ in range(24)])
-
-
-class Checks:
-    """What held and what didn't, in order."""
-
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-        self.passed = 0
-
-    def that(self, holds: object, words: str) -> None:
-        self.passed += bool(holds)
-        if not holds:
-            self.failed.append(words)
-        print(f"{'ok  ' if holds else 'FAIL'} {words}", file=sys.stderr, flush=True)
-
-
-@dataclass
-class Bench:
-    """What every case works with."""
-
-    engines: Engines
-    folder: Path
-    checks: Checks
-
-    def model(self, name: str, config: dict[str, object], seed: int = 0) -> Path:
-        directory = self.folder / f"{name}-{seed}"
-        return directory if directory.exists() else make(directory, config, seed)
-
-    def alone(self, model: Path, asked: Sequence[Tokens]) -> list[Tokens]:
-        """What an engine without a connector answers; eight at a time."""
-        (engine,) = self.engines.start(Plan("alone", model))
-        answers = at_once(lambda tokens: engine.ask(tokens, ANSWER_TOKENS), asked)
-        self.engines.stop(engine)
-        self.checks.that(all(not a.error for a in answers), "an engine by itself answers everything")
-        return [a.tokens for a in answers]
-
-    def pair(self, model: Path, connector: str = "PdkvConnector", extra: dict[str, Any] | None = None) -> list[Engine]:
-        roles = ("prefill", "kv_producer"), ("decode", "kv_consumer")
-        return self.engines.start(*(Plan(name, model, connector, role, extra or {}) for name, role in roles))
-
-
-def at_once(ask: Callable[[Tokens], Answer], asked: Sequence[Tokens]) -> list[Answer]:
-    with ThreadPoolExecutor(8) as workers:
-        return list(workers.map(ask, asked))
-
-
-def wait_for(what: Callable[[], object], seconds: float = 20.0) -> bool:
-    ends_s = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > ends_s:
-            return False
-    return True
-
-
-def idle(engine: Engine) -> bool:
-    return engine.metrics().get("vllm:kv_cache_usage_perc") == 0.0
-
-
-def pages(tokens: Tokens) -> int:
-    return -(-len(tokens) // BLOCK)
-
-
-def compare(bench: Bench, name: str, model: Path, connector: str) -> dict[str, Any]:
+def llama(bench: Bench) -> dict[str, Any]:
     """Every prompt through a pair, against an engine alone."""
-    asked = prompts(7)
+    asked, model = prompts(7), bench.model("llama", LLAMA)
     due = bench.alone(model, asked.all)
-    p, d = bench.pair(model, connector)
+    p, d = bench.pair(model)
     sequential = [through(p, d, tokens, ANSWER_TOKENS) for tokens in asked.cold + asked.shared]
     crowd = at_once(lambda tokens: through(p, d, tokens, ANSWER_TOKENS), asked.crowd)
     got = [a.tokens for a in sequential + crowd]
     equal = [bool(a) and a == b for a, b in zip(got, due, strict=True)]
-    bench.checks.that(all(equal), f"{name}: tokens of {sum(equal)} of {len(equal)} prompts equal those of one engine")
+    bench.checks.that(all(equal), f"llama: tokens of {sum(equal)} of {len(equal)} prompts equal those of one engine")
     hits = d.metrics().get("vllm:external_prefix_cache_hits_total", 0.0)
     local = d.metrics().get("vllm:prefix_cache_hits_total", 0.0)
     total = sum(map(len, asked.all))
     bench.checks.that(
-        hits + local == total, f"{name}: decode computed no prompt: {hits:g} loaded and {local:g} cached of {total}"
+        hits + local == total, f"llama: decode computed no prompt: {hits:g} loaded and {local:g} cached of {total}"
     )
     shared = sum(500 // BLOCK * BLOCK for _ in asked.shared[1:])
-    bench.checks.that(local >= shared, f"{name}: decode asked only for what its prefix cache lacked ({local:g} tokens)")
-    bench.checks.that(wait_for(lambda: idle(p) and idle(d)), f"{name}: both engines have all their blocks back")
+    bench.checks.that(local >= shared, f"llama: decode asked only for what its prefix cache lacked ({local:g} tokens)")
+    bench.checks.that(wait_for(lambda: idle(p) and idle(d)), "llama: both engines have all their blocks back")
     counted = d.counted()
-    if connector == "PdkvConnector":
-        due_pages = sum(map(pages, asked.all)) - local // BLOCK
-        bench.checks.that(counted["pages_loaded"] == due_pages, f"{name}: {due_pages:g} pages were read and proved")
-        bench.checks.that(counted.get("proofs_failed", 0) == 0, f"{name}: no proof failed")
+    due_pages = sum(map(pages, asked.all)) - local // BLOCK
+    bench.checks.that(counted["pages_loaded"] == due_pages, f"llama: {due_pages:g} pages were read and proved")
+    bench.checks.that(counted.get("proofs_failed", 0) == 0, "llama: no proof failed")
     bench.engines.stop(p, d)
     seconds = [a.seconds for a in sequential[1:]]
     return {
@@ -145,10 +60,6 @@ def compare(bench: Bench, name: str, model: Path, connector: str) -> dict[str, A
         "decode_answer_median_s": round(statistics.median(seconds), 3),
         **counted,
     }
-
-
-def llama(bench: Bench) -> dict[str, Any]:
-    return compare(bench, "llama", bench.model("llama", LLAMA), "PdkvConnector")
 
 
 def mla(bench: Bench) -> dict[str, Any]:
@@ -197,11 +108,6 @@ def dsa(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def nixl(bench: Bench) -> dict[str, Any]:
-    """The same with vLLM's own connector."""
-    return compare(bench, "nixl", bench.model("llama", LLAMA), "NixlConnector")
-
-
 def killed(bench: Bench) -> dict[str, Any]:
     """The prefill engine stops answering while its pages are wanted, then dies, then comes back at the same address."""
     model, (long, short) = bench.model("llama", LLAMA), prompts(8).cold[-1:-3:-1]
@@ -226,19 +132,6 @@ def killed(bench: Bench) -> dict[str, Any]:
     bench.checks.that(back.tokens, f"killed: its next life is used at once {back.error}")
     bench.engines.stop(again, d)
     return {"ended_after_s": round(ended[0].seconds, 2)}
-
-
-def nixl_killed(bench: Bench) -> dict[str, Any]:
-    """What vLLM's own connector does when the prefill engine is killed while its pages are wanted. Figures only."""
-    model, (long, short) = bench.model("llama", LLAMA), prompts(8).cold[-1:-3:-1]
-    p, d = bench.pair(model, "NixlConnector")
-    bench.checks.that(through(p, d, short, 4).tokens, "nixl_killed: the pair works")
-    computed = p.ask(long, 1, FOR_ANOTHER)
-    p.signal(signal.SIGKILL)
-    ended = d.ask(long, 4, computed.params)
-    after = d.ask(short[:50], 4)
-    bench.engines.stop(p, d)
-    return {"ended_after_s": round(ended.seconds, 2), "error": ended.error, "others_served": bool(after.tokens)}
 
 
 def mismatch(bench: Bench) -> dict[str, Any]:
@@ -270,29 +163,59 @@ def mismatch(bench: Bench) -> dict[str, Any]:
 
 
 def steps(bench: Bench) -> dict[str, Any]:
-    """What loads cost the engine's steps: an answer of 300 tokens by itself, and while prompts arrive; in turns.
+    """What loads cost the engine's steps: the time between two tokens of an answer while nothing arrives, while prompts
+    are loaded, and while the same arrive again and are cached; in turns.
 
-    The prompts are computed beforehand, so that the prefill engine takes no CPU meanwhile.
+    Each prompt costs decode a step of one token, its last. They are computed beforehand, so that the prefill engine
+    takes no CPU meanwhile.
     """
     p, d = bench.pair(bench.model("llama", LLAMA))
-    draw, seconds = random.Random(11), {"quiet": list[float](), "loading": list[float]()}
-    for _ in range(3):
-        asked = [[draw.randrange(3, VOCABULARY) for _ in range(1500)] for _ in range(6)]
-        computed = [p.ask(tokens, 1, FOR_ANOTHER) for tokens in asked]
-        seconds["quiet"].append(d.ask(asked[0][:40], 300).seconds)
+    draw = random.Random(11)
+    found = {name: list[float]() for name in ("quiet", "loaded", "cached")}
+
+    def some(count: int) -> Tokens:
+        return [draw.randrange(3, VOCABULARY) for _ in range(count)]
+
+    def answered(name: str, arriving: Sequence[tuple[Tokens, dict[str, Any] | None]]) -> None:
+        """An answer that is given by itself, and then while prompts arrive one after the other."""
+        at: list[float] = []
+
+        def follow() -> None:
+            for moment in d.stream(some(40), 400):
+                at.append(moment)
+
         with ThreadPoolExecutor(1) as worker:
-            running = worker.submit(d.ask, asked[1][:40], 300)
-            got = [d.ask(tokens, 1, c.params) for tokens, c in zip(asked, computed, strict=True)]
-            seconds["loading"].append(running.result().seconds)
-        bench.checks.that(all(a.tokens for a in got), "steps: the prompts arrived while an answer was being given")
+            running = worker.submit(follow)
+            bench.checks.that(wait_for(lambda: len(at) > 60), f"steps: an answer is given, {name}")
+            began_s = time.monotonic()
+            answers = [d.ask(tokens, 1, params) for tokens, params in arriving]
+            ended_s = time.monotonic()
+            running.result()
+        bench.checks.that(all(a.tokens for a in answers) and ended_s < at[-1], f"steps: prompts came meanwhile, {name}")
+        for before, after in pairwise(at):
+            if after < began_s:
+                found["quiet"].append(after - before)
+            elif began_s < before and after < ended_s:
+                found[name].append(after - before)
+
+    for _ in range(6):
+        asked = [some(23 * BLOCK + 1) for _ in range(6)]
+        computed = [p.ask(tokens, 1, FOR_ANOTHER).params for tokens in asked]
+        answered("loaded", list(zip(asked, computed, strict=True)))
+        answered("cached", [(tokens, None) for tokens in asked])
     counted = d.counted()
     bench.engines.stop(p, d)
-    steps_ms = {f"{name}_step_ms": [round(1e3 * s / 300, 2) for s in found] for name, found in seconds.items()}
-    ratio = statistics.median(seconds["loading"]) / statistics.median(seconds["quiet"])
-    return {**steps_ms, "ratio": round(ratio, 2), "loads": counted["loads"], "bytes_loaded": counted["bytes_loaded"]}
+    figures = {name: _spread(seconds) for name, seconds in found.items()}
+    return {**figures, **{name: counted[name] for name in ("loads", "bytes_loaded", "load_seconds")}}
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, mla, dsa, steps, nixl, nixl_killed)}
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    tenths = statistics.quantiles(seconds, n=10)
+    shown = {"p50_ms": statistics.median(seconds), "p90_ms": tenths[-1], "most_ms": max(seconds)}
+    return {"steps": len(seconds), **{name: round(1e3 * s, 2) for name, s in shown.items()}}
+
+
+CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, mla, dsa, steps, beside)}
 
 
 def main() -> int:
@@ -305,8 +228,12 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for name in options.only.split(","):
+            case_s = time.monotonic()
             with Engines(folder) as engines:
                 report[name] = CASES[name](Bench(engines, folder, checks))
+            # whoever reads a figure needs to know what else ran
+            report[name] |= {"seconds": round(time.monotonic() - case_s, 1), "load_1m": round(os.getloadavg()[0], 1)}
+            print(json.dumps({name: report[name]}), file=sys.stderr, flush=True)
     report |= {"checks": checks.passed, "failed": checks.failed, "seconds": round(time.monotonic() - began_s, 1)}
     print(json.dumps(report, indent=1))
     return bool(checks.failed)

@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Plan:
     dtype: str = "float32"
     side_port: int = 0
     """0: any free one."""
+    extension: str = ""
+    """A class whose methods `Engine.call` can call in the worker."""
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),
+            "VLLM_SERVER_DEV_MODE": str(int(bool(plan.extension))),
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -87,6 +90,8 @@ class Engine:
         command += ["--dtype", plan.dtype, "--block-size", str(plan.block_tokens), "--max-model-len", "2048"]
         command += ["--enforce-eager", "--enable-prefix-caching", "--max-num-seqs", "8"]
         command += ["--num-gpu-blocks-override", str(BLOCKS), "--kv-cache-memory-bytes", str(128 << 20)]
+        if plan.extension:
+            command += ["--worker-extension-cls", plan.extension]
         if plan.connector:
             said: dict[str, Any] = {
                 "kv_connector": plan.connector,
@@ -110,18 +115,12 @@ class Engine:
             return False
 
     def ask(self, tokens: Tokens, count: int, params: dict[str, Any] | None = None) -> Answer:
-        body: dict[str, Any] = {"model": "m", "prompt": tokens, "max_tokens": count, "temperature": 0}
-        body |= {"return_token_ids": True, "ignore_eos": True}
+        body = _body(tokens, count)
         if params is not None:
             body["kv_transfer_params"] = params
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
         began_s = time.monotonic()
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
+            with self._post("v1/completions", body) as reply:
                 said = json.load(reply)
         except urllib.error.HTTPError as error:
             return Answer([], {}, f"HTTP {error.code}", time.monotonic() - began_s)
@@ -129,6 +128,17 @@ class Engine:
             return Answer([], {}, f"{type(error).__name__}: {error}", time.monotonic() - began_s)
         tokens_ = said["choices"][0]["token_ids"]
         return Answer(tokens_, said.get("kv_transfer_params") or {}, "", time.monotonic() - began_s)
+
+    def stream(self, tokens: Tokens, count: int) -> Iterator[float]:
+        """When each token of an answer arrives, on the monotonic clock."""
+        with self._post("v1/completions", _body(tokens, count) | {"stream": True}) as reply:
+            for line in reply:
+                if line.startswith(b'data: {"'):
+                    yield time.monotonic()
+
+    def call(self, method: str, *arguments: str) -> None:
+        """Of its plan's extension."""
+        self._post("collective_rpc", {"method": method, "args": arguments}).close()
 
     def metrics(self) -> dict[str, float]:
         """Sums over labels, by name."""
@@ -148,6 +158,12 @@ class Engine:
             if name.startswith(prefix) and name.endswith(suffix)
         }
 
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        return urllib.request.urlopen(request, timeout=ANSWER_S)
+
     def signal(self, number: int) -> None:
         """To all its processes."""
         if self.process.poll() is None:
@@ -161,6 +177,11 @@ class Engine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _body(tokens: Tokens, count: int) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "m", "prompt": tokens, "max_tokens": count, "temperature": 0}
+    return body | {"return_token_ids": True, "ignore_eos": True}
 
 
 class Engines:
