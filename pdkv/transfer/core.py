@@ -202,19 +202,24 @@ class TransferCore:
             task.stop(reason)
 
     def close(self, reason: str) -> None:
-        """Destroy the agents, then answer every task. Raises what the backend raises: then nothing is settled."""
+        """Destroy the agents, then answer every task, and whoever waits for a peer to be gone. Raises what the backend
+        raises: then nothing is settled, and no peer is gone."""
         try:
             for run in self._rails.close():
                 run.task.ended(run.wanted, End(EndState.FAILED, reason), run.post_s)
-        finally:
-            for task in self._tasks:
-                task.give_up(reason)
-            self._tasks.clear()
-        for peer in self.peers.values():
-            for waiting in peer.departures:
-                waiting.set_result(None)
-        self.peers.clear()
+        except Exception as error:
+            self._answer_all(reason, error)
+            raise
+        self._answer_all(reason, None)
         self._closed, self._unsettled = True, ()
+
+    def _answer_all(self, reason: str, error: Exception | None) -> None:
+        for task in self._tasks:
+            task.give_up(reason)
+        self._tasks.clear()
+        for peer in self.peers.values():
+            peer.departed(error)
+        self.peers.clear()
 
     def _take(self, task: Task) -> None:
         self._changed = True
@@ -390,8 +395,4 @@ class TransferCore:
             self._rails.unlink(peer)
         except PdkvError as refused:
             error = refused
-        for future in peer.departures:
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+        peer.departed(error)

@@ -218,7 +218,8 @@ class TransferEngine:
     def close(self) -> None:
         """Let running reads end for `close_s`, destroy the agents and answer everything outstanding. Idempotent.
 
-        Raises `TransferError` if an agent could not be destroyed: then unsettled reads stay unsettled for ever.
+        Raises what it failed of, `TransferError` for an agent that could not be destroyed: then unsettled reads stay
+        unsettled for ever.
         """
         if not self._ended:
             self._submit(self._stop, Future())
@@ -307,7 +308,7 @@ class TransferEngine:
     def _answer_all(self, core: TransferCore, reason: str) -> None:
         try:
             core.close(reason)
-        except PdkvError as error:
+        except Exception as error:
             logger.exception("an agent of %s was not destroyed", self._name)
             self._end.set_exception(error)
         else:

@@ -125,6 +125,14 @@ class Peer:
         ]
         return cls(name, offer, plan, tuple(lines))
 
+    def departed(self, error: Exception | None) -> None:
+        """Tell whoever waits for its removal, or why it couldn't be removed."""
+        for future in self.departures:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
     @property
     def running(self) -> int:
         return sum(line.running for line in self.lines)

@@ -288,6 +288,8 @@ def test_an_agent_that_isnt_destroyed_settles_nothing(monkeypatch: pytest.Monkey
     pair.net.script(pair.source_name, HANG)
     running = pair.read([1], [1])
     pair.step(2)
+    removed: Ticket[None] = Ticket()
+    pair.sink.remove_peer(pair.source_name, removed)
 
     def refuse() -> None:
         raise PdkvError("still held")
@@ -299,3 +301,5 @@ def test_an_agent_that_isnt_destroyed_settles_nothing(monkeypatch: pytest.Monkey
     assert outcome.status is ReadStatus.UNSETTLED
     assert outcome.settled is not None
     assert not outcome.settled.done()
+    with pytest.raises(PdkvError, match="still held"):
+        removed.future.result(0)

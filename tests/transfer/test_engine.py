@@ -333,6 +333,21 @@ def test_a_thread_that_fails_answers_everybody(monkeypatch: pytest.MonkeyPatch) 
     source.engine.close()
 
 
+def test_a_thread_that_cant_even_close_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, source, sink = loopback_pair()
+
+    def bug(self: TransferCore, *_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(TransferCore, "close", bug)
+    monkeypatch.setattr(TransferCore, "probe", bug)
+    with pytest.raises(TransferError, match="is closed"):
+        sink.engine.probe(source.name).result(WAIT_S)
+    for node in (sink, source):
+        with pytest.raises(ZeroDivisionError):
+            node.engine.close()
+
+
 def test_an_engine_that_cant_start_says_why() -> None:
     net = LoopbackNet()
     name = peer_name("node")
