@@ -6,6 +6,7 @@ counted twice, nothing a page; no token and no text of a prompt or an answer is 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -22,6 +23,9 @@ from pdkv.node.messages import GenerateDone, PrefillDone, Shipment, Token
 log = logging.getLogger("pdkv.request")
 WORDS = "request ended"
 Event = TypeVar("Event")
+
+BUG = PdkvError.__name__
+"""The kind of what is no error of ours: as whoever made the call is told."""
 
 OF_SHIPMENT = {
     "decode_node": "decode_node",
@@ -59,6 +63,7 @@ class Ending:
 
     async def watch(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         """The same events. What they raise is raised."""
+        self.outcome = BUG
         try:
             async with aclosing(events):
                 async for event in events:
@@ -66,6 +71,10 @@ class Ending:
                     yield event
         except PdkvError as error:
             self.outcome, self.error = error.kind, error
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if self.done is None:
+                self.outcome = ABORTED
             raise
 
     @property
@@ -93,7 +102,8 @@ class Ending:
         for name, value in (("ttft_s", self.ttft_s), ("first_step_s", self.first_step_s)):
             if value is not None:
                 facts[name] = value
-        say(log, logging.INFO if self.error is None else logging.WARNING, WORDS, {**facts, **more})
+        well = self.outcome in (DONE, ABORTED)
+        say(log, logging.INFO if well else logging.WARNING, WORDS, {**facts, **more})
 
     def _note(self, event: object) -> None:
         if isinstance(event, Token):

@@ -7,6 +7,7 @@ Names follow OpenTelemetry's conventions for RPC.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,10 +68,13 @@ def serving(tracer: Tracer | None, path: str, context: grpc.aio.ServicerContext[
 @contextmanager
 def _status(made: Span) -> Iterator[None]:
     """What the call ended with, by gRPC's name."""
-    code = CANCELLED
+    code = PdkvError.status  # of what is no error of ours, as the caller is told
     try:
         yield
         code = OK
+    except (asyncio.CancelledError, GeneratorExit):
+        code = CANCELLED
+        raise
     except PdkvError as error:
         code = error.fields.get("code", error.status)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdkv.errors import PdkvError, PeerLost
+from pdkv.errors import PeerLost
 from pdkv.ids import RequestId
 from pdkv.metrics.ending import OF_SHIPMENT, WORDS, Ending, answer_facts, cached_tokens
 from pdkv.node.messages import GenerateDone, GenerateEvent, Shipment, Speculation, Token
@@ -26,14 +27,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [{**record.facts, "level": record.levelname} for record in caplog.records if record.message == WORDS]  # type: ignore[attr-defined]
 
 
-async def told(*events: GenerateEvent, then: PdkvError | None = None) -> AsyncGenerator[GenerateEvent, None]:
+async def told(*events: GenerateEvent, then: BaseException | None = None) -> AsyncGenerator[GenerateEvent, None]:
     for event in events:
         yield event
     if then is not None:
         raise then
 
 
-def ending_of(*events: GenerateEvent, then: PdkvError | None = None) -> Ending:
+def ending_of(*events: GenerateEvent, then: BaseException | None = None) -> Ending:
     ending = Ending(R, 300)
 
     async def body(pair: Pair) -> None:
@@ -72,6 +73,25 @@ def test_of_an_error_its_kind_words_and_place(caplog: pytest.LogCaptureFixture) 
         "output_tokens": 1,
         "level": "WARNING",
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "level"),
+    [
+        (ZeroDivisionError(), "PdkvError", "WARNING"),
+        (asyncio.CancelledError(), "aborted", "INFO"),
+        (GeneratorExit(), "aborted", "INFO"),
+    ],
+)
+@pytest.mark.parametrize("last", [(), (DONE,)])
+def test_a_bug_is_no_abort(
+    error: BaseException, outcome: str, level: str, last: tuple[GenerateDone, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    ending = ending_of(Token(0, 5, 0.0), *last, then=error)
+    with caplog.at_level("INFO"):
+        ending.say({})
+    (line,) = lines(caplog)
+    assert (line["outcome"], line["level"]) == (("done", "INFO") if last else (outcome, level))
 
 
 @pytest.mark.parametrize(("starts", "due"), [((), 300), ((0, 128), 0), ((192,), 192)])

@@ -68,6 +68,7 @@ def test_a_call_within_a_span_is_a_child_of_it() -> None:
         (PeerLost("gone", code="CANCELLED"), "CANCELLED"),
         (asyncio.CancelledError(), "CANCELLED"),
         (GeneratorExit(), "CANCELLED"),
+        (ZeroDivisionError(), "INTERNAL"),
     ],
 )
 def test_it_ends_with_the_status_of_the_call(error: BaseException, code: str) -> None:
