@@ -30,11 +30,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*given, **named)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._places.acquire(blocking=False):
             log.debug("%s is hung up on: %d others are asking", client_address, AT_ONCE)
-            self.shutdown_request(request)
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started: nobody else gives the place back
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

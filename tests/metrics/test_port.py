@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from contextlib import ExitStack
 from functools import partial
+from socketserver import ThreadingMixIn
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -42,6 +43,17 @@ def test_it_answers_and_the_port_is_free_again(host: str) -> None:
         assert again == port
         with pytest.raises(OSError, match="in use"), serving(registry(), host, port):
             pass
+
+
+def test_callers_for_whom_there_was_no_thread_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with serving(registry(), "127.0.0.1", 0) as port:
+        with monkeypatch.context() as short:
+            short.setattr(ThreadingMixIn, "process_request", no_thread)
+            assert [answer_of(port) for _ in range(AT_ONCE)] == [""] * AT_ONCE
+        assert "answer 42.0" in asked(port)
 
 
 def test_whoever_comes_beside_too_many_is_hung_up_on_and_the_silent_soon_too(monkeypatch: pytest.MonkeyPatch) -> None:
