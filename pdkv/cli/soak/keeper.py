@@ -74,8 +74,6 @@ class Keeper:
         self._rng = Random(f"{seed} faults")
         self._planned: Counter[tuple[str, str]] = Counter()
         self._loop_tasks: set[asyncio.Task[None]] = set()
-        self._ordered: set[int] = set()
-        """Processes that were killed on purpose, by pid."""
         self.lost: Callable[[], None] = lambda: None
         self.disturbed: Callable[[], None] = lambda: None
         self.at_peace = False
