@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from pdkv.config import NodeConfig, RouterConfig, ServiceConfig
 from pdkv.metrics.names import Metrics
-from pdkv.metrics.scrape import exported, node_families, router_families
+from pdkv.metrics.scrape import NOWHERE, exported, node_families, router_families
 from pdkv.metrics.served import MeteredDecodeNode, MeteredPrefillNode, MeteredRouter
 from pdkv.node.readiness import Readiness
 from pdkv.tracing.span import tracer
@@ -22,10 +22,17 @@ log = logging.getLogger(__name__)
 def exporting_node(config: NodeConfig, node: MeteredPrefillNode | MeteredDecodeNode) -> Iterator[None]:
     """Raises `ConfigError` for an address that can't be had."""
     manager = node.parts.manager
+    finder = node.finder if isinstance(node, MeteredDecodeNode) else None
 
     def families() -> Iterable[Metric]:
         tree = manager.tree
-        return node_families(node.status(), evictable=tree.evictable, locked=tree.locked, evicted=manager.evicted_pages)
+        return node_families(
+            node.status(),
+            evictable=tree.evictable,
+            locked=tree.locked,
+            evicted=manager.evicted_pages,
+            failing=finder.failing() if finder else NOWHERE,
+        )
 
     node.metrics = Metrics()
     with _exporting(config, node.metrics, families):
@@ -35,7 +42,12 @@ def exporting_node(config: NodeConfig, node: MeteredPrefillNode | MeteredDecodeN
 @contextmanager
 def exporting_router(config: RouterConfig, router: MeteredRouter, readiness: Readiness) -> Iterator[None]:
     router.metrics = Metrics()
-    with _exporting(config, router.metrics, lambda: router_families(router.status(), readiness.unready)):
+    finder = router.finder
+
+    def families() -> Iterable[Metric]:
+        return router_families(router.status(), readiness.unready, finder.failing() if finder else NOWHERE)
+
+    with _exporting(config, router.metrics, families):
         yield
 
 

@@ -5,6 +5,7 @@ Guarantees: heavy imports happen when a command runs; parts are closed in order 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pdkv.cli.fronting import front_of
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pdkv.node.keeper import KeeperSettings
     from pdkv.router.service import RouterSettings
     from pdkv.rpc.transport import Endpoint
+
+log = logging.getLogger(__name__)
 
 
 def run_prefill(config: PrefillConfig, options: ServeOptions) -> None:
@@ -87,11 +90,16 @@ def run_decode(config: DecodeConfig, options: ServeOptions) -> None:
                 parts, faults.directory(directory), _decoding(config), faults.sources(directory.sources)
             )
             node.timeline = timeline
-            finder = Finder(
-                {"prefill": config.prefill_addresses},
-                lambda _, addresses: node.links.replace_own(addresses),
-                source_by(config.dns_server),
-            )
+            if not config.prefill_addresses:
+                rest = f"only requests that name a prefill node of prefill_allow ({', '.join(config.prefill_allow)})"
+                log.warning("no prefill_addresses: %s are served", rest if config.prefill_allow else "no requests")
+
+            def known(_: str, addresses: tuple[str, ...]) -> None:
+                node.links.replace_own(addresses)
+                nobody = bool(config.prefill_addresses) and not addresses
+                parts.readiness.say("discovery", "no prefill node is found" if nobody else "")
+
+            finder = node.finder = Finder({"prefill": config.prefill_addresses}, known, source_by(config.dns_server))
             control = Control(parts.readiness, node.drain, node.compact)
             services = Services(decode=node, source=node.source, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
@@ -117,7 +125,6 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
     from pdkv.metrics.served import MeteredRouter
     from pdkv.node.control import Control
     from pdkv.node.readiness import Readiness
-    from pdkv.router.discovered import DiscoveredRouter
     from pdkv.router.registry import Registry, Role
     from pdkv.router.watch import Watch
     from pdkv.rpc.client import GrpcDirectory
@@ -136,9 +143,9 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
                 watch.changed.set()
 
             lists = {Role.PREFILL.value: config.prefill_addresses, Role.DECODE.value: config.decode_addresses}
-            finder = Finder(lists, known, source_by(config.dns_server))
+            finder = router.finder = Finder(lists, known, source_by(config.dns_server))
             control = Control(readiness, router.drain)
-            services = Services(router=DiscoveredRouter(router, finder.status), admin=control)
+            services = Services(router=router, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (watch.run, finder.run)
             http = front_of(config, router, readiness)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ class Finder:
             for each in self._words
             if each.source
         }
+
+    def failing(self) -> dict[str, int]:
+        """List, to in how many of its places nothing is found now, whatever was found there before."""
+        lists = {each.of: 0 for each in self._words if each.source}
+        return lists | Counter(each.of for each in self._words if each.failed)
 
     async def run(self) -> None:
         """Until it is cancelled."""

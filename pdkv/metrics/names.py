@@ -45,6 +45,11 @@ ESTIMATES = (
     "outcome",
 )
 CHOOSING = ("pdkv_router_choosing_seconds", "That requests waited for the answers, all together.", "")
+DISCOVERY = (
+    "pdkv_discovery_failing",
+    "Places (dns:, k8s:) of a list of addresses where nothing is found now; the nodes that were found stay known.",
+    "list",
+)
 WAITING_TOKENS = ("pdkv_waiting_tokens", "Of prompts that were taken on and are not computed yet.", "")
 AVAILABLE = ("pdkv_available_pages", "That a request could have at once: free or evictable, none while some wait.", "")
 WORKSPACE = ("pdkv_workspace_bytes", "Memory planned beside the pages on a prefill node.", "use")

@@ -26,6 +26,8 @@ from pdkv.router.registry import UP
 log = logging.getLogger(__name__)
 ASK_S = 2.0
 Value = tuple[tuple[str, ...], float]
+NOWHERE: Mapping[str, int] = {}
+"""Where nodes are looked for, of a process that looks for none."""
 
 
 class StatusCollector:
@@ -55,8 +57,10 @@ class StatusCollector:
             log.warning("the node did not say how it is within %.3g s", self._ask_s)
 
 
-def node_families(status: NodeStatus, *, evictable: int, locked: int, evicted: int) -> Iterator[Metric]:
-    """Of a prefill or a decode node."""
+def node_families(
+    status: NodeStatus, *, evictable: int, locked: int, evicted: int, failing: Mapping[str, int] = NOWHERE
+) -> Iterator[Metric]:
+    """Of a prefill or a decode node; `failing` as its finder says it."""
     pages = {name: count for name, count in status.pages.items() if name != "total"}
     yield _gauge(names.NODE_PAGES, [((name,), count) for name, count in pages.items()])
     yield _gauge(names.CACHED_PAGES, [(("evictable",), evictable), (("locked",), locked)])
@@ -77,6 +81,7 @@ def node_families(status: NodeStatus, *, evictable: int, locked: int, evicted: i
     yield _counter(names.FENCES, status.fences)
     yield _counter(names.PREEMPTIONS, status.preemptions)
     yield _counter(names.EVICTED, evicted)
+    yield _gauge(names.DISCOVERY, [((of,), count) for of, count in failing.items()])
     facts = {
         "name": str(status.name),
         "role": status.role,
@@ -87,7 +92,7 @@ def node_families(status: NodeStatus, *, evictable: int, locked: int, evicted: i
     yield InfoMetricFamily(name, words, facts)
 
 
-def router_families(status: RouterStatus, unready: str) -> Iterator[Metric]:
+def router_families(status: RouterStatus, unready: str, failing: Mapping[str, int] = NOWHERE) -> Iterator[Metric]:
     known = {"prefill": status.prefill, "decode": status.decode}
     rows = [
         ((role, state), float(sum((said == UP) == (state == "up") for said in nodes.values())))
@@ -102,6 +107,7 @@ def router_families(status: RouterStatus, unready: str) -> Iterator[Metric]:
     yield _counters(names.ESTIMATES, status.estimates)
     yield _counter(names.CHOOSING, status.choosing_s)
     yield _gauge(names.READY, [((), not unready)])
+    yield _gauge(names.DISCOVERY, [((of,), count) for of, count in failing.items()])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from pdkv.discovery.finder import Finder
 from pdkv.errors import DigestMismatch, PdkvError
 from pdkv.metrics.ending import Ending, answer_facts, cached_tokens, prefill_facts
 from pdkv.metrics.names import FIRST_STEP, Metrics
@@ -29,6 +30,7 @@ from pdkv.node.messages import (
     Shipment,
 )
 from pdkv.node.prefill import PrefillNode
+from pdkv.node.routing import RouterStatus
 from pdkv.router.service import Router
 from pdkv.tracing.span import current
 
@@ -67,14 +69,17 @@ class MeteredPrefillNode(PrefillNode):
 
 
 class MeteredDecodeNode(DecodeNode):
-    """Made like a `DecodeNode`; both are set before it serves, and the timeline's hook is among the parts' hooks."""
+    """Made like a `DecodeNode`; all are set before it serves, and the timeline's hook is among the parts' hooks."""
 
     metrics: Metrics
     timeline: Timeline
+    finder: Finder | None = None
+    """Of its prefill nodes."""
 
     def status(self) -> NodeStatus:
         status = super().status()
-        return replace(status, totals=status.totals | totals(self.metrics))
+        discovery = self.finder.status() if self.finder else {}
+        return replace(status, totals=status.totals | totals(self.metrics), discovery=discovery)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         ending = Ending(request.request_id, len(request.tokens))
@@ -112,9 +117,13 @@ class MeteredDecodeNode(DecodeNode):
 
 
 class MeteredRouter(Router):
-    """Made like a `Router`; `metrics` is set before it serves."""
+    """Made like a `Router`; both are set before it serves."""
 
     metrics: Metrics
+    finder: Finder | None = None
+
+    def status(self) -> RouterStatus:
+        return replace(super().status(), discovery=self.finder.status() if self.finder else {})
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         ending = Ending(request.request_id, len(request.tokens))

@@ -75,12 +75,12 @@ def sources(request: GenerateRequest, policy: FailurePolicy, own: Sequence[str])
     """Addresses of prefill nodes in the order in which a request turns to them, each once.
 
     A request that names nodes is served by them, and by this node's `own` only if it is to be saved from failing.
-    Raises `ConfigError` if there are none.
+    Raises `PeerLost` if there are none.
     """
     named = [address for address in (request.prefill_address, *request.prefill_alternates) if address]
     spare = own if not named or policy is not FailurePolicy.FAIL else ()
     if not named and not spare:
-        raise ConfigError("prefill_address", "", "an address in the request, or prefill_addresses of this node")
+        raise PeerLost("no prefill node: the request names none, and of prefill_addresses of this node none is known")
     return list(dict.fromkeys((*named, *spare)))
 
 

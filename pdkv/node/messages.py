@@ -396,3 +396,5 @@ class NodeStatus:
     """Of the cached pages: evictable, locked (by a request or a lease)."""
     totals: dict[str, int] = field(default_factory=dict)
     """Since the start, by name with the unit last: `node.base.Moved`, and what a served node's metrics count."""
+    discovery: dict[str, str] = field(default_factory=dict)
+    """Of a decode node: where it looks for prefill nodes, to how many are found there, and why none is now."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdkv.v1 import contract_pb2 as pdkv_dot_v1_dot_contract__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/common.proto\x12\x07pdkv.v1\x1a\x16pdkv/v1/contract.proto\"-\n\x08PeerName\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"o\n\x08\x45nvelope\x12!\n\x06sender\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12#\n\x08receiver\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1b\n\x13\x63ontent_fingerprint\x18\x03 \x01(\x0c\"2\n\tNamespace\x12\x11\n\textra_key\x18\x01 \x01(\t\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"e\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x13\n\x0bstop_tokens\x18\x05 \x03(\r\"\x0f\n\rStatusRequest\"\x1e\n\x0c\x45stimateCall\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\"o\n\x0cNodeEstimate\x12\x1f\n\x04name\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05pages\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61vailable_pages\x18\x04 \x01(\x04\"I\n\nPeerStatus\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x0c\n\x04lane\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\">\n\x0bLeaseStatus\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06left_s\x18\x02 \x01(\x01\x12\x11\n\tcomputing\x18\x03 \x01(\x08\"\xb5\x0c\n\nNodeStatus\x12\x1f\n\x04name\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0c\n\x04role\x18\x02 \x01(\t\x12-\n\x05pages\x18\x03 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PagesEntry\x12\x0e\n\x06leases\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12#\n\x08\x63ontract\x18\t \x01(\x0b\x32\x11.pdkv.v1.Contract\x12\x37\n\nquarantine\x18\n \x03(\x0b\x32#.pdkv.v1.NodeStatus.QuarantineEntry\x12\x0e\n\x06queued\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x35\n\tworkspace\x18\r \x03(\x0b\x32\".pdkv.v1.NodeStatus.WorkspaceEntry\x12-\n\x05peers\x18\x0e \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PeersEntry\x12\x0f\n\x07unready\x18\x0f \x01(\t\x12\x10\n\x08\x64raining\x18\x10 \x01(\x08\x12\x38\n\x0bheld_leases\x18\x11 \x03(\x0b\x32#.pdkv.v1.NodeStatus.HeldLeasesEntry\x12\x35\n\tunsettled\x18\x12 \x03(\x0b\x32\".pdkv.v1.NodeStatus.UnsettledEntry\x12\x0e\n\x06\x66\x65nces\x18\x13 \x01(\x04\x12\x13\n\x0b\x66\x65nce_error\x18\x14 \x01(\t\x12\x16\n\x0e\x62orrowed_pages\x18\x15 \x01(\x04\x12@\n\x0f\x62orrow_failures\x18\x16 \x03(\x0b\x32\'.pdkv.v1.NodeStatus.BorrowFailuresEntry\x12/\n\x06memory\x18\x17 \x03(\x0b\x32\x1f.pdkv.v1.NodeStatus.MemoryEntry\x12/\n\x06\x63laims\x18\x18 \x03(\x0b\x32\x1f.pdkv.v1.NodeStatus.ClaimsEntry\x12-\n\x05rails\x18\x19 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.RailsEntry\x12\x16\n\x0ewaiting_tokens\x18\x1a \x01(\x04\x12\x17\n\x0f\x61vailable_pages\x18\x1b \x01(\x04\x12+\n\x04uses\x18\x1c \x03(\x0b\x32\x1d.pdkv.v1.NodeStatus.UsesEntry\x12/\n\x06totals\x18\x1d \x03(\x0b\x32\x1f.pdkv.v1.NodeStatus.TotalsEntry\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fQuarantineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eWorkspaceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x41\n\nPeersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pdkv.v1.PeerStatus:\x02\x38\x01\x1aG\n\x0fHeldLeasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.pdkv.v1.LeaseStatus:\x02\x38\x01\x1a\x30\n\x0eUnsettledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x35\n\x13\x42orrowFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bMemoryEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x43laimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a+\n\tUsesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"G\n\nDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04mine\x18\x02 \x01(\t\x12\x0e\n\x06theirs\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\"\xb7\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x30\n\x06\x66ields\x18\x03 \x03(\x0b\x32 .pdkv.v1.ErrorDetail.FieldsEntry\x12(\n\x0b\x64ifferences\x18\x04 \x03(\x0b\x32\x13.pdkv.v1.Difference\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14pdkv/v1/common.proto\x12\x07pdkv.v1\x1a\x16pdkv/v1/contract.proto\"-\n\x08PeerName\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"o\n\x08\x45nvelope\x12!\n\x06sender\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12#\n\x08receiver\x18\x02 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x1b\n\x13\x63ontent_fingerprint\x18\x03 \x01(\x0c\"2\n\tNamespace\x12\x11\n\textra_key\x18\x01 \x01(\t\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"e\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x13\n\x0bstop_tokens\x18\x05 \x03(\r\"\x0f\n\rStatusRequest\"\x1e\n\x0c\x45stimateCall\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\"o\n\x0cNodeEstimate\x12\x1f\n\x04name\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\r\n\x05pages\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61vailable_pages\x18\x04 \x01(\x04\"I\n\nPeerStatus\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x0c\n\x04lane\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\">\n\x0bLeaseStatus\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06left_s\x18\x02 \x01(\x01\x12\x11\n\tcomputing\x18\x03 \x01(\x08\"\x9e\r\n\nNodeStatus\x12\x1f\n\x04name\x18\x01 \x01(\x0b\x32\x11.pdkv.v1.PeerName\x12\x0c\n\x04role\x18\x02 \x01(\t\x12-\n\x05pages\x18\x03 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PagesEntry\x12\x0e\n\x06leases\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12#\n\x08\x63ontract\x18\t \x01(\x0b\x32\x11.pdkv.v1.Contract\x12\x37\n\nquarantine\x18\n \x03(\x0b\x32#.pdkv.v1.NodeStatus.QuarantineEntry\x12\x0e\n\x06queued\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x35\n\tworkspace\x18\r \x03(\x0b\x32\".pdkv.v1.NodeStatus.WorkspaceEntry\x12-\n\x05peers\x18\x0e \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.PeersEntry\x12\x0f\n\x07unready\x18\x0f \x01(\t\x12\x10\n\x08\x64raining\x18\x10 \x01(\x08\x12\x38\n\x0bheld_leases\x18\x11 \x03(\x0b\x32#.pdkv.v1.NodeStatus.HeldLeasesEntry\x12\x35\n\tunsettled\x18\x12 \x03(\x0b\x32\".pdkv.v1.NodeStatus.UnsettledEntry\x12\x0e\n\x06\x66\x65nces\x18\x13 \x01(\x04\x12\x13\n\x0b\x66\x65nce_error\x18\x14 \x01(\t\x12\x16\n\x0e\x62orrowed_pages\x18\x15 \x01(\x04\x12@\n\x0f\x62orrow_failures\x18\x16 \x03(\x0b\x32\'.pdkv.v1.NodeStatus.BorrowFailuresEntry\x12/\n\x06memory\x18\x17 \x03(\x0b\x32\x1f.pdkv.v1.NodeStatus.MemoryEntry\x12/\n\x06\x63laims\x18\x18 \x03(\x0b\x32\x1f.pdkv.v1.NodeStatus.ClaimsEntry\x12-\n\x05rails\x18\x19 \x03(\x0b\x32\x1e.pdkv.v1.NodeStatus.RailsEntry\x12\x16\n\x0ewaiting_tokens\x18\x1a \x01(\x04\x12\x17\n\x0f\x61vailable_pages\x18\x1b \x01(\x04\x12+\n\x04uses\x18\x1c \x03(\x0b\x32\x1d.pdkv.v1.NodeStatus.UsesEntry\x12/\n\x06totals\x18\x1d \x03(\x0b\x32\x1f.pdkv.v1.NodeStatus.TotalsEntry\x12\x35\n\tdiscovery\x18\x1e \x03(\x0b\x32\".pdkv.v1.NodeStatus.DiscoveryEntry\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fQuarantineEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eWorkspaceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x41\n\nPeersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pdkv.v1.PeerStatus:\x02\x38\x01\x1aG\n\x0fHeldLeasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.pdkv.v1.LeaseStatus:\x02\x38\x01\x1a\x30\n\x0eUnsettledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x35\n\x13\x42orrowFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bMemoryEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0b\x43laimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a+\n\tUsesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0e\x44iscoveryEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"G\n\nDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04mine\x18\x02 \x01(\t\x12\x0e\n\x06theirs\x18\x03 \x01(\t\x12\x0c\n\x04rule\x18\x04 \x01(\t\"\xb7\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x30\n\x06\x66ields\x18\x03 \x03(\x0b\x32 .pdkv.v1.ErrorDetail.FieldsEntry\x12(\n\x0b\x64ifferences\x18\x04 \x03(\x0b\x32\x13.pdkv.v1.Difference\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,6 +56,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODESTATUS_USESENTRY']._serialized_options = b'8\001'
   _globals['_NODESTATUS_TOTALSENTRY']._loaded_options = None
   _globals['_NODESTATUS_TOTALSENTRY']._serialized_options = b'8\001'
+  _globals['_NODESTATUS_DISCOVERYENTRY']._loaded_options = None
+  _globals['_NODESTATUS_DISCOVERYENTRY']._serialized_options = b'8\001'
   _globals['_ERRORDETAIL_FIELDSENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_options = b'8\001'
   _globals['_PEERNAME']._serialized_start=57
@@ -77,35 +79,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASESTATUS']._serialized_start=609
   _globals['_LEASESTATUS']._serialized_end=671
   _globals['_NODESTATUS']._serialized_start=674
-  _globals['_NODESTATUS']._serialized_end=2263
-  _globals['_NODESTATUS_PAGESENTRY']._serialized_start=1629
-  _globals['_NODESTATUS_PAGESENTRY']._serialized_end=1673
-  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_start=1675
-  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_end=1724
-  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_start=1726
-  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_end=1774
-  _globals['_NODESTATUS_PEERSENTRY']._serialized_start=1776
-  _globals['_NODESTATUS_PEERSENTRY']._serialized_end=1841
-  _globals['_NODESTATUS_HELDLEASESENTRY']._serialized_start=1843
-  _globals['_NODESTATUS_HELDLEASESENTRY']._serialized_end=1914
-  _globals['_NODESTATUS_UNSETTLEDENTRY']._serialized_start=1916
-  _globals['_NODESTATUS_UNSETTLEDENTRY']._serialized_end=1964
-  _globals['_NODESTATUS_BORROWFAILURESENTRY']._serialized_start=1966
-  _globals['_NODESTATUS_BORROWFAILURESENTRY']._serialized_end=2019
-  _globals['_NODESTATUS_MEMORYENTRY']._serialized_start=2021
-  _globals['_NODESTATUS_MEMORYENTRY']._serialized_end=2066
-  _globals['_NODESTATUS_CLAIMSENTRY']._serialized_start=2068
-  _globals['_NODESTATUS_CLAIMSENTRY']._serialized_end=2113
-  _globals['_NODESTATUS_RAILSENTRY']._serialized_start=2115
-  _globals['_NODESTATUS_RAILSENTRY']._serialized_end=2159
-  _globals['_NODESTATUS_USESENTRY']._serialized_start=2161
-  _globals['_NODESTATUS_USESENTRY']._serialized_end=2204
-  _globals['_NODESTATUS_TOTALSENTRY']._serialized_start=2206
-  _globals['_NODESTATUS_TOTALSENTRY']._serialized_end=2251
-  _globals['_DIFFERENCE']._serialized_start=2265
-  _globals['_DIFFERENCE']._serialized_end=2336
-  _globals['_ERRORDETAIL']._serialized_start=2339
-  _globals['_ERRORDETAIL']._serialized_end=2522
-  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_start=2477
-  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_end=2522
+  _globals['_NODESTATUS']._serialized_end=2368
+  _globals['_NODESTATUS_PAGESENTRY']._serialized_start=1684
+  _globals['_NODESTATUS_PAGESENTRY']._serialized_end=1728
+  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_start=1730
+  _globals['_NODESTATUS_QUARANTINEENTRY']._serialized_end=1779
+  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_start=1781
+  _globals['_NODESTATUS_WORKSPACEENTRY']._serialized_end=1829
+  _globals['_NODESTATUS_PEERSENTRY']._serialized_start=1831
+  _globals['_NODESTATUS_PEERSENTRY']._serialized_end=1896
+  _globals['_NODESTATUS_HELDLEASESENTRY']._serialized_start=1898
+  _globals['_NODESTATUS_HELDLEASESENTRY']._serialized_end=1969
+  _globals['_NODESTATUS_UNSETTLEDENTRY']._serialized_start=1971
+  _globals['_NODESTATUS_UNSETTLEDENTRY']._serialized_end=2019
+  _globals['_NODESTATUS_BORROWFAILURESENTRY']._serialized_start=2021
+  _globals['_NODESTATUS_BORROWFAILURESENTRY']._serialized_end=2074
+  _globals['_NODESTATUS_MEMORYENTRY']._serialized_start=2076
+  _globals['_NODESTATUS_MEMORYENTRY']._serialized_end=2121
+  _globals['_NODESTATUS_CLAIMSENTRY']._serialized_start=2123
+  _globals['_NODESTATUS_CLAIMSENTRY']._serialized_end=2168
+  _globals['_NODESTATUS_RAILSENTRY']._serialized_start=2170
+  _globals['_NODESTATUS_RAILSENTRY']._serialized_end=2214
+  _globals['_NODESTATUS_USESENTRY']._serialized_start=2216
+  _globals['_NODESTATUS_USESENTRY']._serialized_end=2259
+  _globals['_NODESTATUS_TOTALSENTRY']._serialized_start=2261
+  _globals['_NODESTATUS_TOTALSENTRY']._serialized_end=2306
+  _globals['_NODESTATUS_DISCOVERYENTRY']._serialized_start=2308
+  _globals['_NODESTATUS_DISCOVERYENTRY']._serialized_end=2356
+  _globals['_DIFFERENCE']._serialized_start=2370
+  _globals['_DIFFERENCE']._serialized_end=2441
+  _globals['_ERRORDETAIL']._serialized_start=2444
+  _globals['_ERRORDETAIL']._serialized_end=2627
+  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_start=2582
+  _globals['_ERRORDETAIL_FIELDSENTRY']._serialized_end=2627
 # @@protoc_insertion_point(module_scope)

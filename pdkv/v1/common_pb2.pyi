@@ -509,6 +509,26 @@ class NodeStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DiscoveryEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -536,6 +556,7 @@ class NodeStatus(_message.Message):
     AVAILABLE_PAGES_FIELD_NUMBER: _builtins.int
     USES_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    DISCOVERY_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     leases: _builtins.int
     requests: _builtins.int
@@ -608,6 +629,10 @@ class NodeStatus(_message.Message):
     def totals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """What was counted since the start, by name with the unit last."""
 
+    @_builtins.property
+    def discovery(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of a decode node: list and place, "prefill dns:NAME:PORT", to how many nodes are found there, and why none is now."""
+
     def __init__(
         self,
         *,
@@ -638,10 +663,11 @@ class NodeStatus(_message.Message):
         available_pages: _builtins.int = ...,
         uses: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         totals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        discovery: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "totals", b"totals", "unready", b"unready", "unsettled", b"unsettled", "uses", b"uses", "waiting_tokens", b"waiting_tokens", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_pages", b"available_pages", "backend", b"backend", "borrow_failures", b"borrow_failures", "borrowed_pages", b"borrowed_pages", "claims", b"claims", "contract", b"contract", "discovery", b"discovery", "draining", b"draining", "fence_error", b"fence_error", "fences", b"fences", "held_leases", b"held_leases", "leases", b"leases", "memory", b"memory", "name", b"name", "pages", b"pages", "peers", b"peers", "preemptions", b"preemptions", "quarantine", b"quarantine", "queued", b"queued", "rails", b"rails", "requests", b"requests", "role", b"role", "totals", b"totals", "unready", b"unready", "unsettled", b"unsettled", "uses", b"uses", "waiting_tokens", b"waiting_tokens", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

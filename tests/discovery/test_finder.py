@@ -110,8 +110,10 @@ def test_a_failure_and_an_empty_answer_change_nothing_and_are_said_once(
         for _ in range(3):
             stage.say(A, step)
         await stage.states({f"prefill {A}": f"2 found; now {why}", f"prefill {B}": "0 found"})
+        assert stage.finder.failing() == {"prefill": 1}
         stage.say(A, ("p1:1", "p2:1"))
         await stage.states({f"prefill {A}": "2 found", f"prefill {B}": "0 found"})
+        assert stage.finder.failing() == {"prefill": 0}
         assert stage.told == []
         stage.say(B, ("p3:1",))
         await stage.heard(("prefill", ("p1:1", "p2:1", "p3:1")))
@@ -142,7 +144,7 @@ def test_without_places_there_is_nothing_to_do() -> None:
     async def body() -> None:
         stage = Stage(prefill=("p0:1",))
         await stage.finder.run()
-        assert stage.finder.status() == {}
+        assert stage.finder.status() == stage.finder.failing() == {}
 
     asyncio.run(body())
 

@@ -77,6 +77,14 @@ def test_what_a_router_chose_by_and_what_it_asked() -> None:
     assert (seen["pdkv_router_estimates_total", ("late",)], seen["pdkv_router_choosing_seconds_total", ()]) == (1, 0.5)
 
 
+def test_lists_of_addresses_where_nothing_is_found() -> None:
+    failing = {"prefill": 2, "decode": 0}
+    seen = samples(router_families(RouterStatus({}, {}, 0), "", failing))
+    assert {of: seen["pdkv_discovery_failing", (of,)] for of in failing} == failing
+    nobody_looks = samples(router_families(RouterStatus({}, {}, 0), ""))
+    assert not [name for name, _ in nobody_looks if name == "pdkv_discovery_failing"]
+
+
 def scraped(port: int) -> dict[str, Metric]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}

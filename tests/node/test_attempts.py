@@ -15,7 +15,6 @@ from pdkv.errors import (
     AccountMismatch,
     BoundsError,
     CapacityError,
-    ConfigError,
     ContractMismatch,
     DeadlineExceeded,
     Difference,
@@ -144,7 +143,7 @@ def test_the_nodes_of_a_request_come_first_and_each_once() -> None:
     assert order(FailurePolicy.FAIL, "c", address="a", alternates=("b",)) == ["a", "b"]
     assert order(FailurePolicy.FAIL, "c", "a") == ["c", "a"]
     assert order(FailurePolicy.RECOMPUTE, "c", address="a") == ["a", "c"]
-    with pytest.raises(ConfigError, match="prefill_addresses"):
+    with pytest.raises(PeerLost, match="prefill_addresses"):
         order(FailurePolicy.RECOMPUTE)
 
 

@@ -13,7 +13,6 @@ import pytest
 from pdkv.errors import (
     BoundsError,
     CapacityError,
-    ConfigError,
     ContractMismatch,
     DeadlineExceeded,
     Draining,
@@ -265,7 +264,7 @@ def test_a_lease_that_is_not_renewed_ends_the_request(answer: float | Exception,
 
 def test_a_node_without_addresses_says_so() -> None:
     async def scenario(pair: Pair) -> None:
-        with pytest.raises(ConfigError, match="prefill_addresses"):
+        with pytest.raises(PeerLost, match="prefill_addresses"):
             await answers(pair.decode.generate(request(100)))
         await answers(pair.decode.generate(request(100, prefill_address="p0")))
         await rested(pair)

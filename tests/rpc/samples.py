@@ -83,6 +83,7 @@ def status(role: str, name: PeerName = P) -> NodeStatus:
         available_pages=11,
         uses={"evictable": 3, "locked": 1},
         totals={"read_main_bytes": 1 << 40, "hit_pages": 12},
+        discovery={"prefill dns:p:1": "0 found; now finds nobody"},
     )
 
 

@@ -140,6 +140,7 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         available_pages=status.available_pages,
         uses=status.uses,
         totals=status.totals,
+        discovery={place: checks.cut(words) for place, words in status.discovery.items()},
     )
 
 
@@ -179,6 +180,7 @@ def status_from_pb(message: common_pb2.NodeStatus) -> NodeStatus:
         available_pages=message.available_pages,
         uses=counts("uses", message.uses),
         totals=counts("totals", message.totals),
+        discovery=texts("discovery", message.discovery),
     )
 
 
