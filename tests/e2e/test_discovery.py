@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from aiohttp import ClientSession
 from dns.rcode import SERVFAIL
 
 from pdkv.cli.demo.fleet import NodeProcess
@@ -242,3 +243,35 @@ async def _is_heard(stub: router_pb2_grpc.RouterStub) -> None:
             return 1
 
     await until(requests, lambda count: count == 0, "another router answers")
+
+
+def test_a_decode_node_that_finds_no_prefill_node_says_so_until_it_does(world: World) -> None:
+    """It is not ready, its clients are not blamed, and its status has the reason."""
+
+    async def body() -> None:
+        async with dns_server() as dns:
+            place = f"dns:{SERVICES['prefill']}"
+            node = await world.start(
+                "decode",
+                "lone-d",
+                prefill_addresses=place,
+                dns_server=dns.address,
+                http_bind="127.0.0.1:0",
+                http_tokenizer="bytes",
+            )
+            status = world.nodes.decode(node.address).status
+            said = await until(status, lambda s: "now" in s.discovery.get(f"prefill {place}", ""), "it was looked")
+            assert said.discovery[f"prefill {place}"].startswith(f"0 found; now {place}: NXDOMAIN")
+            assert said.unready == "no prefill node is found"
+            asked = {"model": "pdkv", "prompt": "a", "max_tokens": 2}
+            async with ClientSession() as session:
+                async with session.post(f"http://{node.http}/v1/completions", json=asked) as answer:
+                    assert (answer.status, (await answer.json())["error"]["code"]) == (503, "PeerLost")
+                dns.serve(SERVICES["prefill"], [local(world.prefill)])
+                await until(status, lambda s: not s.unready and len(s.peers) == 1, "it has found it, and met it")
+                async with session.post(f"http://{node.http}/v1/completions", json=asked) as answer:
+                    assert answer.status == 200
+            assert (await status()).discovery == {f"prefill {place}": "1 found"}
+            await node.stop()
+
+    world.run(body())
