@@ -20,7 +20,7 @@ from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS, SoakAsk, Traffic
 from pdkv.config import PrefillConfig
 from pdkv.errors import PdkvError
-from pdkv.node.flow import deadline
+from pdkv.node.flow import deadline, together
 from pdkv.node.messages import GenerateDone, NodeStatus, Token
 from pdkv.rpc.client import GrpcDirectory
 from pdkv.rpc.security import PlainText
@@ -71,14 +71,14 @@ class Soak:
     async def _run(self) -> None:
         keeper, settings = self._keeper, self._settings
         self._say("computing every answer in one process, and starting the fleet")
-        async with asyncio.TaskGroup() as group:
+        async with together() as group:
             keeping = [group.create_task(keeper.keep(post)) for post in (*keeper.nodes, keeper.router)]
             for number, prompt in enumerate(self._traffic.prompts):
                 self._right[number] = await self._reference.ask(prompt.tokens, prompt.sampling)
             await self._all_serving()
             self._began = time.monotonic()
             harassing = group.create_task(keeper.harass(settings.kill_every_s))
-            async with asyncio.TaskGroup() as clients:
+            async with together() as clients:
                 for _ in range(settings.clients):
                     clients.create_task(self._client())
                 clients.create_task(self._prober())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
+from pdkv.cli.soak.keeper import Post
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.run import Soak, SoakSettings, held_pages
 from pdkv.cli.soak.traffic import SoakAsk
@@ -138,3 +139,19 @@ def test_somebody_asks_at_once_when_a_prefill_node_has_died() -> None:
 def test_held_pages() -> None:
     pages = {"free": 3, "cached": 4, "reserved": 1, "private": 1, "quarantined": 1, "total": 10}
     assert held_pages(dataclasses.replace(status("decode"), pages=pages)) == 3
+
+
+def test_a_node_that_never_serves_ends_the_soak_with_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        soak = Soak(SoakSettings(1.0, 0, 1, 48, 1.0), SoakReport(seed=0), lambda text: None)
+
+        async def keep(post: Post) -> None:
+            raise PeerLost(f"{post.name} ended with 1 before it served")
+
+        monkeypatch.setattr(soak._keeper, "keep", keep)
+        monkeypatch.setattr(soak._traffic, "prompts", ())
+        with pytest.raises(PeerLost, match="before it served"):
+            await soak._run()
+        soak._reference.close()
+
+    asyncio.run(body())
