@@ -24,6 +24,8 @@ K8S = ROOT / "deploy" / "k8s"
 ROLES: dict[str, type[ServiceConfig]] = {"prefill": PrefillConfig, "decode": DecodeConfig, "router": RouterConfig}
 CSI_FILES = ("tls.crt", "tls.key", "ca.crt")
 """What cert-manager's csi-driver puts into a volume."""
+POD_IP = "10.0.0.7"
+"""Of any pod."""
 
 
 def kustomize(folder: Path) -> str:
@@ -63,7 +65,11 @@ class Workload:
 
     @property
     def role(self) -> str:
-        return str(self.container["args"][0])
+        return self.labels.get("app.kubernetes.io/component", "")
+
+    @property
+    def namespace(self) -> str:
+        return str(self.object["metadata"].get("namespace", "default"))
 
     @property
     def replicas(self) -> int:
@@ -99,8 +105,8 @@ class Workload:
             found |= self.cluster.get("ConfigMap", source["configMapRef"]["name"])["data"]
         for entry in self.container.get("env", []):
             if "valueFrom" in entry:
-                assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}, entry
-                found[entry["name"]] = pod_name
+                told = {"metadata.name": pod_name, "metadata.namespace": self.namespace, "status.podIP": POD_IP}
+                found[entry["name"]] = told[entry["valueFrom"]["fieldRef"]["fieldPath"]]
             else:
                 known = dict(found)
                 found[entry["name"]] = re.sub(
@@ -122,8 +128,7 @@ class Workload:
         for volume in self.pod["volumes"]:
             if (csi := volume.get("csi", {})).get("driver") == "csi.cert-manager.io":
                 words = csi["volumeAttributes"]["csi.cert-manager.io/dns-names"]
-                namespace = self.object["metadata"].get("namespace", "default")
-                words = words.replace("${POD_NAME}", pod_name).replace("${POD_NAMESPACE}", namespace)
+                words = words.replace("${POD_NAME}", pod_name).replace("${POD_NAMESPACE}", self.namespace)
                 return tuple(words.split(","))
         return ()
 
@@ -166,8 +171,10 @@ class Cluster:
         return [w for w in self.workloads if labels.items() <= w.labels.items()]
 
     def configs(self) -> Iterator[tuple[Workload, str, ServiceConfig]]:
-        """Of all pods whose settings are good."""
+        """Of all pods of pdkv's own nodes whose settings are good."""
         for workload in self.workloads:
+            if "command" in workload.container:
+                continue  # not the image's own command
             for pod_name in workload.pod_names:
                 with suppress(ConfigError, KeyError):
                     yield workload, pod_name, workload.config(pod_name)

@@ -28,7 +28,7 @@ from tests.deploy.pages import run_by
 
 NAMESPACE = "pdkv"
 DEMO = K8S / "overlays" / "cpu-demo"
-NEEDS = {"cpu-demo": "", "rdma": "", "mtls": "certificates.cert-manager.io"}
+NEEDS = {"cpu-demo": "", "rdma": "", "mtls": "certificates.cert-manager.io", "vllm": ""}
 """Overlays, and the kind that somebody must have defined."""
 CLIENTS = 4
 USED_WITHIN_S = 5.0

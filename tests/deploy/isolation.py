@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,10 @@ RESTRICTED_VOLUMES = {
     "secret",
 }
 SEES_ENDPOINTS = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
+SEES_PODS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
 GRPC, METRICS, UCX, UCX_LAST = 7000, 9400, 20000, 20999
+SIDE, ENGINE_HTTP, ROUTER_HTTP, ROUTER_METRICS = 5600, 8000, 8080, 29000
+"""Of vLLM's engines, and of its router."""
 
 
 def unrestricted(workload: Workload) -> Iterator[str]:
@@ -67,7 +70,8 @@ def levels(cluster: Cluster) -> Iterator[str]:
 def rights(cluster: Cluster) -> Iterator[str]:
     """A token has who looks for nodes by the API, and may see those and nothing else; nothing writes to its own image
     or takes variables from services."""
-    asking = {workload.name for workload, _, config in cluster.configs() if _asks_the_api(config)}
+    asking = {workload.name: SEES_ENDPOINTS for workload, _, config in cluster.configs() if _asks_the_api(config)}
+    asking |= {w.name: SEES_PODS for w in cluster.workloads if "--service-discovery" in w.container["args"]}
     bindings = [b for b in cluster.all("RoleBinding") if cluster.has(b["roleRef"]["kind"], b["roleRef"]["name"])]
     bound = {subject["name"] for binding in bindings for subject in binding["subjects"]}
     for workload in cluster.workloads:
@@ -81,8 +85,8 @@ def rights(cluster: Cluster) -> Iterator[str]:
         if workload.container["securityContext"].get("readOnlyRootFilesystem") is not True:
             yield f"{workload.name}: may write to its root"
     for found in cluster.all("Role", "ClusterRole", "ClusterRoleBinding"):
-        if found["kind"] != "Role" or found.get("rules") != SEES_ENDPOINTS or not asking:
-            yield f"{found['kind']} {found['metadata']['name']}: pdkv asks nothing else of the API server"
+        if found["kind"] != "Role" or found.get("rules") not in asking.values():
+            yield f"{found['kind']} {found['metadata']['name']}: a router asks nothing else of the API server"
 
 
 def _asks_the_api(config: ServiceConfig) -> bool:
@@ -163,6 +167,25 @@ def _is_port(allowed: dict[str, Any], port: int, protocol: str, called: End) -> 
     return bool(first <= port <= allowed.get("endPort", first))
 
 
+def _wanted(cluster: Cluster, names: Sequence[str]) -> set[tuple[str, str, int]]:
+    """Who has to reach whom by TCP, at which port, beside UCX's."""
+    pods = {w.name for w in cluster.workloads}
+    engines = any("vllm serve" in word for w in cluster.workloads for word in w.container.get("command", ()))
+    if engines:
+        wanted = {("client", "router", ROUTER_HTTP), ("decode", "prefill", SIDE)}
+        wanted |= {("router", role, ENGINE_HTTP) for role in ("prefill", "decode")}
+    else:
+        wanted = {("client", "router", port) for port in (GRPC, ROUTER_HTTP)}
+        wanted |= {("router", "router", port) for port in (GRPC, ROUTER_HTTP)}
+        wanted |= {("router", "prefill", GRPC), ("router", "decode", GRPC), ("decode", "prefill", GRPC)}
+    if any(cluster.all("Role")):
+        wanted |= {("router", name, 443) for name in names if name not in pods}
+    if any(cluster.all("PodMonitor")):
+        at = {"prefill": ENGINE_HTTP, "decode": ENGINE_HTTP, "router": ROUTER_METRICS}
+        wanted |= {("prometheus", name, at[name] if engines else METRICS) for name in pods}
+    return wanted
+
+
 def network(cluster: Cluster) -> Iterator[str]:
     """Whoever has to reach somebody can, and nobody else."""
     home = next((o["metadata"].get("namespace", "default") for o in cluster.all("NetworkPolicy")), "default")
@@ -179,17 +202,13 @@ def network(cluster: Cluster) -> Iterator[str]:
         End("stranger"),
         End("internet", {}, "internet"),
     ]
-    wanted = {("client", "router", GRPC), ("router", "router", GRPC), ("decode", "prefill", GRPC)}
-    wanted |= {("router", "prefill", GRPC), ("router", "decode", GRPC)}
-    if any(cluster.all("Role")):
-        wanted |= {("router", end.name, 443) for end in ends if end.name not in pods}
-    if any(cluster.all("PodMonitor")):
-        wanted |= {("prometheus", name, METRICS) for name in pods}
+    wanted = _wanted(cluster, [end.name for end in ends])
     for port in (UCX, UCX_LAST):
         wanted |= {("decode", "prefill", port), ("prefill", "decode", port)}
+    looked_at = {GRPC, METRICS, SIDE, ENGINE_HTTP, ROUTER_HTTP, ROUTER_METRICS, UCX, UCX_LAST, UCX_LAST + 1, 443}
     for caller in ends:
         for called in ends:
-            for port in (GRPC, METRICS, UCX, UCX_LAST, UCX_LAST + 1, 443):
+            for port in looked_at:
                 ours = caller.name in pods or called.name in pods
                 if ours and reaches(cluster, caller, called, port) is not ((caller.name, called.name, port) in wanted):
                     yield f"{caller.name} to {called.name}:{port}"

@@ -84,6 +84,9 @@ def mounts(cluster: Cluster) -> Iterator[str]:
             if not cluster.has("ConfigMap", name):
                 yield f"{workload.name}: no ConfigMap {name}"
         for volume in volumes.values():
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim and not cluster.has("PersistentVolumeClaim", claim):
+                yield f"{workload.name}: no PersistentVolumeClaim {claim}"
             if "secret" in volume and volume["secret"]["secretName"] not in secrets:
                 yield f"{workload.name}: no Secret {volume['secret']['secretName']}"
             attributes = volume.get("csi", {}).get("volumeAttributes", {})

@@ -87,7 +87,7 @@ def _other_service(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("check", "change", "words"),
     [
-        (isolation.rights, _more_rights, "Role router: pdkv asks nothing else"),
+        (isolation.rights, _more_rights, "Role router: a router asks nothing else"),
         (isolation.rights, _no_binding, "router: may not see endpoints"),
         (isolation.rights, _of_nothing, "router: may not see endpoints"),
         (isolation.rights, _for_all, "prefill: may see endpoints"),

@@ -21,7 +21,8 @@ from tests.deploy.cluster import K8S, Cluster, Object
 from tests.rpc.fakes import LIMIT_S, FakeDecode, FakePrefill, FakeRouter
 from tests.rpc.tls import served
 
-OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
+OVERLAYS = sorted({path.name for path in (K8S / "overlays").iterdir()} - {"vllm"})
+"""Of pdkv's own nodes; vLLM's has its tests beside these."""
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 CHECKS = [*references.ALL, *settings.ALL, *isolation.ALL]
 OTHERS = {"cert-manager.io": cert_manager, "monitoring.coreos.com": prometheus_operator}
@@ -59,6 +60,7 @@ def _other_than(found: Object, model: Any) -> str:
 
 def test_there_are_the_overlays_that_are_promised() -> None:
     assert {"cpu-demo", "mtls", "rdma"} <= set(OVERLAYS)
+    assert (K8S / "overlays" / "vllm" / "kustomization.yaml").exists()
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -83,8 +85,7 @@ def test_restricted_is_left_for_locked_memory_only_and_by_nodes_only() -> None:
 
 
 def test_the_name_of_the_nic_and_of_its_network_stand_in_one_place_each() -> None:
-    folder = K8S / "overlays" / "rdma"
-    words = [path.read_text("utf-8") for path in folder.rglob("*.yaml")]
+    words = [path.read_text("utf-8") for path in K8S.rglob("*.yaml")]
     assert sum(text.count("rdma~1hca_shared_devices_a") for text in words) == 1
     assert sum(text.count("k8s.v1.cni.cncf.io/networks") for text in words) == 1
     for name in ("prefill", "decode"):
