@@ -14,7 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.errors import ConfigError, NotAuthorised, PeerLost, TlsRefused
 from pdkv.node.messages import GenerateDone, GenerateRequest
 from pdkv.rpc.client import GrpcDirectory
@@ -55,7 +56,7 @@ def flags(files: MutualTls) -> dict[str, str | int | bool]:
 async def secured(folder: Path, ca: Authority) -> AsyncIterator[Secured]:
     own = {name: flags(ca.files(folder / name, name, *HERE)) for name in ("p-tls", "d-tls", "r-tls")}
     node: dict[str, str | int | bool] = {"model": "tiny", "threads": 1}
-    async with Fleet() as fleet:
+    async with Nursery() as fleet:
         address = free_address()
         prefill, decode = await asyncio.gather(
             fleet.start(

@@ -82,9 +82,9 @@ class World:
         await self._fleet.__aexit__(None, None, None)
 
     async def start(self, role: str, name: str, **flags: str | int | bool) -> NodeProcess:
-        """A node like the others but for `flags`. A decode node may be sent to any prefill node of this machine."""
-        own = {"prefill": {"chunk_tokens": CHUNK}, "decode": {"prefill_allow": "127.0.0.1:*"}}.get(role, {})
-        return await self._fleet.start(role, name, {**COMMON, **own, **flags})
+        """A node like the others but for `flags`."""
+        chunk = {"chunk_tokens": CHUNK} if role == "prefill" else {}
+        return await self._fleet.start(role, name, {**COMMON, **chunk, **flags})
 
     async def start_router(
         self, name: str, prefill: NodeProcess | str, decode: NodeProcess | str, **flags: str

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.ids import RequestId
 from pdkv.node.messages import GenerateRequest, Sampling
 from pdkv.rpc.client import GrpcDirectory
@@ -39,7 +40,7 @@ class Traced:
         self._runner = runner
         self.receiver = receiver
         self.endpoint = endpoint
-        self._fleet = Fleet()
+        self._fleet = Nursery()
         self.prefill: list[NodeProcess] = []
 
     async def open(self) -> None:
@@ -201,7 +202,7 @@ def test_whatever_is_told_is_in_the_docs(fleet: Traced) -> None:
 
 def test_what_is_left_is_delivered_when_a_process_is_told_to_end(fleet: Traced) -> None:
     async def body() -> int:
-        async with Fleet() as own:
+        async with Nursery() as own:
             flags = {"prefill_addresses": fleet.prefill[0].address, "decode_addresses": fleet.decode.address}
             router = await own.start("router", "r1", {**flags, "insecure": True, "trace_endpoint": fleet.endpoint})
             nodes = GrpcDirectory(PlainText())

@@ -111,12 +111,7 @@ class Fleet:
         return Path(self._logs.name) / f"{name}.log"
 
     async def start(self, role: str, name: str, flags: Mapping[str, str | int | bool]) -> NodeProcess:
-        """Start `pdkv ROLE` and wait until it serves. Raises `PeerLost` with its last words if it ends instead.
-
-        All nodes of a fleet are on this machine, so a decode node may be sent to any prefill node there.
-        """
-        if role == "decode":
-            flags = {"prefill_allow": "127.0.0.1:*", **flags}
+        """Start `pdkv ROLE` and wait until it serves. Raises `PeerLost` with its last words if it ends instead."""
         log = self.log(name)
         with log.open("wb") as sink:
             process = await asyncio.create_subprocess_exec(
@@ -139,7 +134,12 @@ class Fleet:
 
 
 def command(role: str, name: str, flags: Mapping[str, str | int | bool]) -> list[str]:
-    """The command line of a node; a flag of True is a switch, of False is left out."""
+    """The command line of a node; a flag of True is a switch, of False is left out.
+
+    All of a fleet are on one machine: a decode node may be sent to any prefill node there, unless told otherwise.
+    """
+    if role == "decode":
+        flags = {"prefill_allow": "127.0.0.1:*", **flags}
     line = [sys.executable, "-m", "pdkv.cli", role, "--node-id", name, "--json"]
     line += ["--exit-with", str(os.getpid())]
     for flag, value in flags.items():

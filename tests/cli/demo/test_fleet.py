@@ -28,9 +28,12 @@ def with_fleet(body: Callable[[Fleet], Awaitable[None]]) -> None:
 
 
 def test_the_command_line() -> None:
-    line = command("decode", "d0", {"model": "tiny", "pool_pages": 9, "insecure": True, "require_rdma": False})
-    assert line[:4] == [sys.executable, "-m", "pdkv.cli", "decode"]
-    assert " ".join(line[4:]) == f"--node-id d0 --json --exit-with {os.getpid()} --model tiny --pool-pages 9 --insecure"
+    flags = {"model": "tiny", "pool_pages": 9, "insecure": True, "require_rdma": False}
+    line = command("prefill", "p0", flags)
+    assert line[:4] == [sys.executable, "-m", "pdkv.cli", "prefill"]
+    assert " ".join(line[4:]) == f"--node-id p0 --json --exit-with {os.getpid()} --model tiny --pool-pages 9 --insecure"
+    assert "--prefill-allow 127.0.0.1:*" in " ".join(command("decode", "d0", flags))
+    assert "--prefill-allow 10.0.0.1:*" in " ".join(command("decode", "d0", {**flags, "prefill_allow": "10.0.0.1:*"}))
 
 
 def test_a_node_is_started_stopped_and_killed() -> None:
