@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 AGAIN_S = 1.0
 """Between a look-up and the next one, whether it failed or not."""
 
+CHANGES_TOLD = 16
+"""In a line of the log."""
+
 
 class Source(Protocol):
     """Knows where the nodes of one place are."""
@@ -111,6 +114,8 @@ class Finder:
         if addresses != each.addresses:
             changes = sorted(f"+{address}" for address in set(addresses).difference(each.addresses))
             changes += sorted(f"-{address}" for address in set(each.addresses).difference(addresses))
+            if len(changes) > CHANGES_TOLD:
+                changes[CHANGES_TOLD:] = [f"and {len(changes) - CHANGES_TOLD} more"]
             log.info("%s: %s finds %d: %s", each.of, each.word, len(addresses), " ".join(changes))
             each.addresses = addresses
             self._say(each.of)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pdkv.discovery.by_dns import DnsSource
-from pdkv.discovery.finder import Finder, found_now, source_by
+from pdkv.discovery.finder import CHANGES_TOLD, Finder, found_now, source_by
 from pdkv.discovery.words import Hosts, Place, Services
 from pdkv.errors import DiscoveryFailed, PdkvError
 from tests.waiting import until
@@ -95,6 +95,19 @@ def test_what_stays_the_same_is_told_once() -> None:
         assert stage.sources[A].begun == 2
 
     run(lambda: Stage(prefill=(A,)), body)
+
+
+def test_a_line_of_the_log_is_bounded_whatever_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = tuple(f"p{number:03}:1" for number in range(CHANGES_TOLD + 9))
+
+    async def body(stage: Stage) -> None:
+        stage.say(A, found)
+        await stage.heard(("prefill", ()), ("prefill", found))
+
+    run(lambda: Stage(prefill=(A,)), body)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith(f" +p{CHANGES_TOLD - 1:03}:1 and 9 more")
 
 
 @pytest.mark.parametrize("step", [DiscoveryFailed(A, "the server is down"), ()])
