@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_TEXT = 1024
 MAX_NAME = 256
 MAX_ENTRIES = 4096
-"""Entries of a list that grows with layers, peers or chunks."""
+"""Entries of a list that grows with layers or peers."""
 MAX_TOKENS = 1 << 22
 MAX_PAGES = 1 << 20
 MAX_DURATION_S = 7 * 86400.0
@@ -157,9 +157,10 @@ def words(field: str, raw: bytes, dtype: str, most: int) -> npt.NDArray[Any]:
 
 
 def rising(field: str, values: Iterable[int], below: int) -> tuple[int, ...]:
-    """Each above the one before, the last below `below`."""
+    """Each above the one before, the last below `below`; as many as a prompt may have pages, since chunks are whole
+    ones."""
     numbers = tuple(values)
-    bounded(field, numbers)
+    bounded(field, numbers, MAX_PAGES)
     if any(b <= a for a, b in pairwise(numbers)) or (numbers and numbers[-1] >= below):
         raise ProtocolError(f"{field} doesn't rise, or leaves [0, {below})", field=field)
     return numbers

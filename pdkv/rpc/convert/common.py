@@ -121,7 +121,7 @@ def status_to_pb(status: NodeStatus) -> common_pb2.NodeStatus:
         backend=status.backend,
         peers={name: _peer_status_to_pb(peer) for name, peer in status.peers.items()},
         contract=contract_to_pb(status.contract),
-        quarantine=status.quarantine,
+        quarantine={of: checks.cut(why) for of, why in status.quarantine.items()},
         queued=status.queued,
         preemptions=status.preemptions,
         workspace=status.workspace,

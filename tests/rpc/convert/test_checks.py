@@ -63,6 +63,7 @@ def test_what_is_within_bounds_passes() -> None:
     assert checks.elapsed_s("f", 0.0) == 0.0
     assert checks.rising("f", [0, 3, 8], 9) == (0, 3, 8)
     assert checks.rising("f", [], 0) == ()
+    assert len(checks.rising("f", range(5000), 5000)) == 5000, "a long prompt in small chunks"
     assert checks.matching("f", "[::1]:80", checks.ADDRESS) == "[::1]:80"
     assert checks.column("f", [2**64 - 1], np.uint64, 1).tolist() == [2**64 - 1]
     raw = checks.raw_column("f", bytes.fromhex("01000000feffffff"), np.int32, 2)

@@ -35,6 +35,17 @@ def test_state() -> None:
     assert common.status_from_pb(common.status_to_pb(state)) == state
 
 
+def test_a_state_can_be_sent_however_much_a_part_of_it_has_to_say() -> None:
+    """Words of errors, of any length: an operator asks for the state because of them."""
+    words = "no end within the deadline\n" * 1000
+    said = dict.fromkeys(("unready", "fence_error"), words)
+    told = {key: {"d0#1": words} for key in ("quarantine", "unsettled", "memory", "rails", "discovery")}
+    sent = common.status_to_pb(dataclasses.replace(samples.status("decode"), **said, **told))  # type: ignore[arg-type]
+    got = common.status_from_pb(sent)
+    assert all(getattr(got, name).startswith("no end") for name in said)
+    assert all(getattr(got, name)["d0#1"].startswith("no end") for name in told)
+
+
 def test_contract_has_the_same_fields_on_the_wire() -> None:
     assert [f.name for f in contract_pb2.Contract.DESCRIPTOR.fields] == list(RULES)
     mine = samples.contract()
