@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
 from pdkv.config import NodeConfig, RouterConfig, ServiceConfig
 from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import NOWHERE, exported, node_families, router_families
-from pdkv.metrics.served import MeteredDecodeNode, MeteredPrefillNode, MeteredRouter
 from pdkv.node.readiness import Readiness
 from pdkv.tracing.span import tracer
+
+if TYPE_CHECKING:
+    from pdkv.metrics.routed import MeteredRouter
+    from pdkv.metrics.served import MeteredDecodeNode, MeteredPrefillNode
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,8 @@ log = logging.getLogger(__name__)
 @contextmanager
 def exporting_node(config: NodeConfig, node: MeteredPrefillNode | MeteredDecodeNode) -> Iterator[None]:
     """Raises `ConfigError` for an address that can't be had."""
+    from pdkv.metrics.served import MeteredDecodeNode  # it has tensors, and a router, which exports too, has none
+
     manager = node.parts.manager
     finder = node.finder if isinstance(node, MeteredDecodeNode) else None
 

@@ -122,7 +122,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
     from pdkv.cli.export import exporting_router
     from pdkv.cli.serve import Served, run_service, run_until_told
     from pdkv.discovery.finder import Finder, source_by
-    from pdkv.metrics.served import MeteredRouter
+    from pdkv.metrics.routed import MeteredRouter
     from pdkv.node.control import Control
     from pdkv.node.readiness import Readiness
     from pdkv.router.registry import Registry, Role

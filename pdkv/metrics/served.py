@@ -1,4 +1,4 @@
-"""Nodes and routers whose requests are observed.
+"""Nodes whose requests are observed.
 
 Guarantees: each request counts once, and has one line in the log, by how it ended; observing changes nothing of what is
 served, and what a stream raises is raised.
@@ -11,9 +11,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from pdkv.discovery.finder import Finder
-from pdkv.errors import DigestMismatch, PdkvError
+from pdkv.errors import PdkvError
+from pdkv.metrics.counts import count, count_answer, refused
 from pdkv.metrics.ending import Ending, answer_facts, cached_tokens, prefill_facts
-from pdkv.metrics.names import FIRST_STEP, Metrics
+from pdkv.metrics.names import Metrics
 from pdkv.metrics.timeline import Timeline
 from pdkv.metrics.totals import totals
 from pdkv.metrics.traced import tell
@@ -30,8 +31,6 @@ from pdkv.node.messages import (
     Shipment,
 )
 from pdkv.node.prefill import PrefillNode
-from pdkv.node.routing import RouterStatus
-from pdkv.router.service import Router
 from pdkv.tracing.span import current
 
 
@@ -44,7 +43,7 @@ class MeteredPrefillNode(PrefillNode):
         try:
             return await super().connect(intro)
         except PdkvError as error:
-            _refused(self.metrics, error)
+            refused(self.metrics, error)
             raise
 
     def status(self) -> NodeStatus:
@@ -58,7 +57,7 @@ class MeteredPrefillNode(PrefillNode):
                 async for event in events:
                     yield event
         finally:
-            _count(self.metrics, ending)
+            count(self.metrics, ending)
             tell(current(), ending, {})
             if isinstance(done := ending.done, PrefillDone):
                 self.metrics.prefill.observe(done.prefill_s)
@@ -93,8 +92,8 @@ class MeteredDecodeNode(DecodeNode):
             so_far = self.timeline.so_far(request.request_id) if mine and span.listening else {}
             stages = self.timeline.end(request.request_id) if mine else {}
             tell(span, ending, so_far)
-            _count(self.metrics, ending)
-            _count_answer(self.metrics, ending)
+            count(self.metrics, ending)
+            count_answer(self.metrics, ending)
             if isinstance(ending.done, GenerateDone):
                 self._observe(ending.done, stages)
             ending.say({f"{stage}_s": seconds for stage, seconds in stages.items()} | answer_facts(ending))
@@ -114,49 +113,6 @@ class MeteredDecodeNode(DecodeNode):
             metrics.tokens.labels("rolled_back").inc(said.rolled_back_tokens)
             if said.steps:
                 metrics.accepted.observe(said.mean_accepted_length)
-
-
-class MeteredRouter(Router):
-    """Made like a `Router`; both are set before it serves."""
-
-    metrics: Metrics
-    finder: Finder | None = None
-
-    def status(self) -> RouterStatus:
-        return replace(super().status(), discovery=self.finder.status() if self.finder else {})
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        ending = Ending(request.request_id, len(request.tokens))
-        try:
-            async with aclosing(ending.watch(super().generate(request))) as events:
-                async for event in events:
-                    yield event
-        finally:
-            _count(self.metrics, ending)
-            _count_answer(self.metrics, ending)
-            tell(current(), ending, {})
-            ending.say(answer_facts(ending))
-
-
-def _count(metrics: Metrics, ending: Ending) -> None:
-    metrics.requests.labels(ending.outcome).inc()
-    if ending.error is not None:
-        _refused(metrics, ending.error)
-    if isinstance(ending.error, DigestMismatch):
-        metrics.digest_failures.inc()
-
-
-def _count_answer(metrics: Metrics, ending: Ending) -> None:
-    if ending.ttft_s is not None:
-        metrics.ttft.observe(ending.ttft_s)
-    if ending.first_step_s is not None:
-        metrics.stages.labels(FIRST_STEP).observe(ending.first_step_s)
-
-
-def _refused(metrics: Metrics, error: PdkvError) -> None:
-    """By field; a contract's fields are a closed list."""
-    for difference in error.differences:
-        metrics.refusals.labels(difference.field).inc()
 
 
 def _observe_shipment(metrics: Metrics, shipment: Shipment) -> None:

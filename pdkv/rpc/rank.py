@@ -5,16 +5,18 @@ Guarantees: a rank hears only the life of the leader that it follows.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from pdkv.errors import WrongIncarnation
-from pdkv.node.rank import Rank
 from pdkv.rpc.convert import checks
 from pdkv.rpc.convert import rank as convert
 from pdkv.rpc.convert.common import peer_from_pb, peer_to_pb
 from pdkv.v1 import common_pb2, rank_pb2, rank_pb2_grpc
+
+if TYPE_CHECKING:
+    from pdkv.node.rank import Rank
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -33,7 +33,6 @@ from pdkv.node.messages import (
     PrefillEvent,
     PrefillRequest,
 )
-from pdkv.node.rank import Rank
 from pdkv.node.routing import Estimate, EstimateCall, RouterStatus
 from pdkv.rpc.admin import AdminServicer
 from pdkv.rpc.bench import BenchService, BenchServicer
@@ -66,6 +65,9 @@ from pdkv.v1 import (
     visit_pb2,
     visit_pb2_grpc,
 )
+
+if TYPE_CHECKING:
+    from pdkv.node.rank import Rank  # it has tensors, and what a router imports has none
 
 log = logging.getLogger(__name__)
 

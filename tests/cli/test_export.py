@@ -13,7 +13,7 @@ import pytest
 from pdkv.cli.export import exporting_node, exporting_router
 from pdkv.config import DecodeConfig, RouterConfig
 from pdkv.errors import ConfigError
-from pdkv.metrics.served import MeteredRouter
+from pdkv.metrics.routed import MeteredRouter
 from pdkv.node.readiness import Readiness
 from pdkv.router.registry import Registry
 from tests.node.scene import run

@@ -1,5 +1,6 @@
 """A machine on which packages are missing: what can work works, and the rest says what to install."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,13 +21,27 @@ def find_spec(name, *rest):
 PathFinder.find_spec = find_spec
 """
 FOUND = ("--prefill-addresses", "k8s:prefill", "--decode-addresses", "127.0.0.1:1", "--insecure")
+ROUTER = (
+    "--prefill-addresses",
+    "127.0.0.1:1",
+    "--decode-addresses",
+    "127.0.0.1:2",
+    "--bind",
+    "127.0.0.1:0",
+    "--insecure",
+)
 NODE = ("--node-id", "n0", "--insecure", "--pool-pages", "4")
+
+
+def without(folder: Path, missing: tuple[str, ...]) -> dict[str, str]:
+    """The environment of a Python that lacks those packages."""
+    (folder / "sitecustomize.py").write_text(BLOCKER.format(missing=set(missing)), "utf-8")
+    return {**os.environ, "PYTHONPATH": str(folder)}
 
 
 def run(folder: Path, missing: tuple[str, ...], *command: str) -> subprocess.CompletedProcess[str]:
     """Python with `command`, without those packages."""
-    (folder / "sitecustomize.py").write_text(BLOCKER.format(missing=set(missing)), "utf-8")
-    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    environ = without(folder, missing)
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, env=environ)
 
 
@@ -41,6 +56,19 @@ def test_the_package_and_plan_need_none_of_the_heavy_ones(tmp_path: Path) -> Non
     assert run(tmp_path, heavy, "-c", "import pdkv; print(pdkv.__version__)").returncode == 0
     done = run(tmp_path, heavy, "-m", "pdkv.cli", "plan", "--model", "glm-5.3")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_router_serves_without_tensors(tmp_path: Path) -> None:
+    """They would be most of its start and of its memory."""
+    line = [sys.executable, "-m", "pdkv.cli", "router", "--json", *ROUTER]
+    environ = without(tmp_path, ("torch", "transformers", "nixl", "safetensors"))
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as router:
+        assert router.stdout is not None
+        said = router.stdout.readline()
+        router.terminate()
+        _, errors = router.communicate(timeout=60)
+    assert json.loads(said)["address"].startswith("127.0.0.1:"), errors
+    assert router.returncode == 0, errors
 
 
 @pytest.mark.parametrize(
