@@ -21,19 +21,19 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-async def settle(future: asyncio.Future[Any]) -> None:
+async def settle(future: asyncio.Future[Any], *, told: bool = False) -> None:
     """Wait until `future` has ended, in whatever way, however often the caller is cancelled meanwhile.
 
     Raises `asyncio.CancelledError` afterwards if the caller was cancelled; never what the future holds, which counts as
-    heard then, and is logged if it is a bug: nobody waits for it any more.
+    heard then, and is logged if it is a bug that nobody was `told` of: nobody waits for it any more.
     """
-    cancelled, over = False, future.done()
+    cancelled = False
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             cancelled = True
-    _heard(future, told=over)
+    _heard(future, told=told)
     if cancelled:
         raise asyncio.CancelledError
 
@@ -51,15 +51,17 @@ async def streamed(run: Callable[[Callable[[T], None]], Awaitable[None]]) -> Asy
 
     task = asyncio.create_task(body())
     task.add_done_callback(lambda _: queue.put_nowait(None))
+    told = False
     try:
         while (item := await queue.get()) is not None:
             yield item[0]
         if task.cancelled():
             raise RequestCancelled("the request was cancelled inside the node")
+        told = True
         await task
     finally:
         task.cancel()
-        await settle(task)
+        await settle(task, told=told)
 
 
 _begun: set[asyncio.Task[Any]] = set()

@@ -267,7 +267,7 @@ class Intake:
         except BaseException:
             self.parts.transfer.cancel(posted)
             try:
-                await settle(future)
+                await settle(future, told=future.done())
             finally:
                 if future.exception() is None:  # otherwise it was never posted
                     self._hold_back(order.local, future.result(), "the request ended during the read")

@@ -178,6 +178,27 @@ def test_when_control_returns_the_task_behind_a_stream_has_ended(how: str) -> No
     go(scenario)
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_bug_that_its_consumer_had_no_time_to_hear_of_is_logged(
+    closes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(emit: Callable[[int], None]) -> None:
+        emit(1)
+        raise ZeroDivisionError("a bug")
+
+    async def scenario() -> None:
+        async with aclosing(streamed(run)) as events:
+            assert await anext(events) == 1
+            await turns(3)
+            if not closes:
+                with pytest.raises(ZeroDivisionError):
+                    await anext(events)
+
+    with caplog.at_level(logging.ERROR):
+        go(scenario)
+    assert len(caplog.records) == closes
+
+
 def test_a_consumer_is_not_told_that_it_was_cancelled_when_somebody_else_was() -> None:
     async def run(emit: Callable[[int], None]) -> None:
         raise asyncio.CancelledError
