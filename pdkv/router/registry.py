@@ -71,6 +71,8 @@ class Node:
     """When it was asked for its status last."""
     answers: bool = False
     """It did when it was asked for its status last, and didn't say that it can't serve."""
+    untold: str = ""
+    """Why it gives no status, though it is there."""
     trial: Trial | None = None
     load: Load = field(default_factory=Load)
 

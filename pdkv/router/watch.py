@@ -91,9 +91,12 @@ class Watch(Rounds[Node]):
             self._registry.unheard(key, error)
         except PdkvError as error:
             # It is there, and doesn't say to us how it is: requests will find out.
-            log.warning("%s node %s gives no status: %s: %s", key.role, key.address, error.kind, error)
+            if key.untold != (words := f"{error.kind}: {error}"):
+                log.warning("%s node %s gives no status: %s", key.role, key.address, words)
+            key.untold = words
             key.answers = True
         else:
+            key.untold = ""
             key.answers = not (status.unready or status.draining)
             self._note(key, status)
         self._say()

@@ -2,7 +2,8 @@
 
 Guarantees: whatever bytes a request has and whatever a service raises, only that call ends, with a named status;
 cancellation passes through untouched; a unary call ends within its deadline; a server that ends says so in each call;
-no service hears a caller that the guard refuses, or a message of a node that the caller is not.
+no service hears a caller that the guard refuses, or a message of a node that the caller is not; what ends alike again
+and again has a line a minute.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pdkv.node.flow import deadline
 from pdkv.rpc.convert.checks import ADMIN_DEADLINE_S, BENCH_DEADLINE_S, RANK_DEADLINE_S, UNARY_DEADLINE_S
 from pdkv.rpc.errors import status_of
 from pdkv.rpc.guard import Guard
+from pdkv.rpc.repeats import Repeats
 from pdkv.rpc.tracing import serving
 from pdkv.tracing.span import Tracer
 
@@ -44,6 +46,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, guard: Guard, tracer: Tracer | None = None) -> None:
         self._guard = guard
         self._tracer = tracer
+        self._repeats = Repeats()
+        """A node that is refused dials again every few seconds."""
         self._running: set[asyncio.Task[Any]] = set()
         self._last_word: PdkvError | None = None
 
@@ -94,7 +98,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 raise
             except PdkvError as error:
-                log.warning("%s from %s ends with %s: %s", method, context.peer(), error.kind, error)
+                if line := self._repeats.line(f"{method} from {_host(context)} ends with {error.kind}: {error}"):
+                    log.warning("%s", line)
                 await _abort(context, error)
             except Exception as error:
                 log.exception("%s from %s failed", method, context.peer())
@@ -121,6 +126,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise self._last_word from None
         finally:
             self._running.discard(task)
+
+
+def _host(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Of the caller, without the port: each of its connections has another one."""
+    return context.peer().rpartition(":")[0]
 
 
 def deadline_s(method: str) -> float:

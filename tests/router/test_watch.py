@@ -125,13 +125,23 @@ def test_a_node_that_does_not_answer_is_down_and_asked_more_often(error: PdkvErr
     run(body)
 
 
-def test_a_node_that_does_not_let_us_ask_is_not_down() -> None:
+def test_a_node_that_does_not_let_us_ask_is_not_down_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def lines() -> int:
+        return sum("p0 gives no status: NotAuthorised" in record.getMessage() for record in caplog.records)
+
     async def body() -> None:
         scene = Scene()
         scene.said.errors["p0"] = NotAuthorised("not you")
-        await scene.look()
+        for _ in range(3):
+            await scene.look(2.0)
         p0 = node(scene.nodes, "p0")
         assert (p0.down, p0.kind, p0.name) == ("", None, None)
+        assert lines() == 1
+        del scene.said.errors["p0"]
+        await scene.look(2.0)
+        scene.said.errors["p0"] = NotAuthorised("not you")
+        await scene.look(2.0)
+        assert lines() == 2, "it is news again"
 
     run(body)
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
-from pdkv.errors import DeadlineExceeded, Draining, PdkvError, PeerLost
+from pdkv.errors import ContractMismatch, DeadlineExceeded, Difference, Draining, PdkvError, PeerLost
 from pdkv.rpc import interceptors
+from pdkv.rpc.client import GrpcDirectory
 from pdkv.rpc.convert.checks import RANK_DEADLINE_S, UNARY_DEADLINE_S
 from pdkv.rpc.guard import Guard
 from pdkv.rpc.security import Gate, PlainText
@@ -35,6 +38,35 @@ def test_a_bug_ends_its_call_and_is_logged_whole(caplog: pytest.LogCaptureFixtur
         run(body)
     assert len(caplog.records) == 2
     assert all("a secret of this node" in str(r.exc_info) for r in caplog.records)
+
+
+def test_a_node_that_is_refused_again_and_again_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        node = FakePrefill(error=ContractMismatch([Difference("index_topk", "64", "32", "equal")]))
+        async with serving(node) as (server, _):
+            for _ in range(3):
+                async with dialled(server.address) as directory:
+                    with pytest.raises(ContractMismatch):
+                        await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
+            node.error = PeerLost("another thing")
+            async with dialled(server.address) as directory:
+                with pytest.raises(PeerLost):
+                    await directory.peer(server.address).renew_lease(samples.LEASE_CALL)
+
+    with caplog.at_level(logging.WARNING, "pdkv.rpc.interceptors"):
+        run(body)
+    words = [r.getMessage() for r in caplog.records if r.name == "pdkv.rpc.interceptors"]
+    assert [line.partition(" ends with ")[2].split(":")[0] for line in words] == ["ContractMismatch", "PeerLost"]
+
+
+@asynccontextmanager
+async def dialled(address: str) -> AsyncIterator[GrpcDirectory]:
+    """Over a connection, and so from a port, of its own."""
+    directory = GrpcDirectory(PlainText())
+    try:
+        yield directory
+    finally:
+        await directory.close()
 
 
 def test_a_unary_call_ends_even_if_its_client_set_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
