@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from pdkv.node.stages import Stage
 
@@ -102,5 +103,5 @@ def figures_table(report: SoakReport) -> Table:
             shown = ", ".join(f"{k} {n}" for k, n in value.items()) if isinstance(value, dict) else str(value)
             table.add_row(name, shown)
     for note in report.notes:
-        table.add_row("note", note)
+        table.add_row("note", Text(note))  # words of a log: nothing in brackets is a style
     return table

@@ -99,13 +99,15 @@ LEFT = ("node", "role", "state", "pool", "peers", "lane", "errors")
 
 def table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     shown = [column for column in COLUMNS if column[0] in columns]
     for heading, _, _ in shown:
         made.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=True)
     for line in lines:
-        made.add_row(*(cell(line) for _, _, cell in shown))
+        cells = (cell(line) for _, _, cell in shown)  # words of nodes: nothing in brackets is a style
+        made.add_row(*(Text(said) if isinstance(said, str) else said for said in cells))
     return made
 
 

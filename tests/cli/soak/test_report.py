@@ -56,7 +56,8 @@ def test_every_stage_stands_in_the_table() -> None:
 def test_figures_name_the_longest_recovery() -> None:
     report = tried()
     report.recoveries_s += [0.5, 2.25]
-    report.notes.append("what went wrong")
+    report.notes += ["what went wrong", "[/tmp/it] and [it]"]
     words = shown(figures_table(report))
     assert "2.25" in words
     assert "what went wrong" in words
+    assert "[/tmp/it] and [it]" in words

@@ -63,6 +63,9 @@ def test_rates_are_short(per_s: float | None, words: str) -> None:
 
 
 def test_words_of_a_node_are_no_commands_to_the_terminal() -> None:
-    made = "\n".join(shown(200, replace(SILENT, name="\x1b[2Jp9", why="\x1b]0;gone\x07 [bold]")))
+    said = replace(SILENT, name="\x1b[2Jp9", why="\x1b]0;gone\x07 [bold]", lanes=("[/tcp]",), peers={"[RED]": 1})
+    made = "\n".join(shown(300, said))
     assert "\x1b" not in made
+    assert "[/tcp]" in made
+    assert "1 [red]" in made
     assert r"\x1b]0;gone\x07 [bold]" in made
