@@ -185,17 +185,22 @@ class _Delivery(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
-        result = self._inner.export(spans)
-        works = result is SpanExportResult.SUCCESS
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:  # what it raises is kept from everybody by whoever called
+            self._note(len(spans), works=result is SpanExportResult.SUCCESS)
+        return result
+
+    def _note(self, spans: int, *, works: bool) -> None:
         if not works:
-            self._lose(len(spans))
+            self._lose(spans)
         if works is not self._works:
             self._works = works
             if works:
                 log.info("traces are delivered again")
             else:
                 log.warning("traces can't be delivered: their spans are dropped until that works again")
-        return result
 
     def shutdown(self) -> None:
         self._inner.shutdown()

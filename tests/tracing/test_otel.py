@@ -145,6 +145,17 @@ def test_what_can_not_be_delivered_is_counted_and_said_once(
     assert said[-1] == "100 spans of traces could not be delivered"
 
 
+def test_an_exporter_that_raises_has_lost_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, spans: object) -> None:
+        raise ZeroDivisionError("it can't be encoded")
+
+    monkeypatch.setattr(otel.OTLPSpanExporter, "export", refuse)
+    with traced("http://127.0.0.1:1") as tracer:
+        for _ in range(3):
+            tracer.begin("lost", {}, "server", root=True).end()
+    assert tracer.lost_spans == 3
+
+
 def test_it_is_delivered_again_once_somebody_is_there(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
