@@ -1,7 +1,8 @@
 """What turns a prompt's text into tokens, and tokens into text as they come.
 
-Guarantees: characters are said only once they are whole, and what is said together equals what all tokens are decoded
-to at once; a service without a tokenizer refuses text by name and says none.
+Guarantees: characters are said only once they are whole; what is said together equals what all tokens are decoded to at
+once, if that is text; any tokens can be said, and few are held back; a service without a tokenizer refuses text by name
+and says none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ BYTES = "bytes"
 """Name of the tokenizer of the presets, whose vocabulary is the bytes."""
 _BYTE_VALUES = 256
 _NO_CHARACTER = "\ufffd"
+_MOST_HELD = 8
+"""Tokens without a whole character at their end: one has four bytes at most, so these never get whole."""
 
 
 class Decoder(Protocol):
@@ -131,14 +134,30 @@ class _Bytes:
 
 
 class _Pieces:
-    def __init__(self, tokenizer: Any) -> None:
-        from tokenizers.decoders import DecodeStream
+    """Tokens have no text by themselves: what they add is what they and the last ones have, less what those have alone.
 
+    Not tokenizers' own stream, which raises where bytes that are no character come before one.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._last: list[int] = []
+        self._said = ""
+        """The text of those."""
+        self._held: list[int] = []
 
     def push(self, token: int) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+        self._held.append(token)
+        text = self._text([*self._last, *self._held])
+        added = text[len(self._said) :]
+        if (not added or added.endswith(_NO_CHARACTER)) and len(self._held) < _MOST_HELD:
+            return ""
+        self._last, self._held = self._held, []
+        self._said = self._text(self._last)
+        return added
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def flush(self) -> str:
         """What would be the beginning of a character stays unsaid."""

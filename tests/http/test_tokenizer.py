@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Trained
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pdkv.errors import ConfigError, FieldRefused
 from pdkv.http.tokenizer import ByteTokenizer, Tokenizer, tokenizer_named
@@ -66,6 +67,41 @@ def test_a_checkpoints_own(checkpoint: Path) -> None:
     assert spoken(tokenizer, tokens) == TEXT
     assert spoken(tokenizer, [*tokens, 0]) == TEXT  # a special token is not said
     assert tokenizer.stop_tokens == (0,)
+
+
+@pytest.fixture(scope="module")
+def by_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few pieces, and bytes for all that they don't have, as SentencePiece's have them."""
+    folder = tmp_path_factory.mktemp("by-bytes")
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a", "\u00e9"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    made = Trained(models.BPE(vocabulary, [("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@given(tokens=st.lists(st.integers(0, 300), max_size=60))
+def test_any_tokens_can_be_said_and_few_are_held_back(checkpoint: Path, by_bytes: Path, tokens: list[int]) -> None:
+    """tokenizers' own stream raises for bytes that are no character, if another token comes after them."""
+    for folder in (checkpoint, by_bytes):
+        decoder: Any = tokenizer_named(str(folder)).decoder()
+        for token in tokens:
+            decoder.push(token)
+            assert len(decoder._held) < 8
+
+
+@given(text=st.text(st.characters(exclude_characters="\u2581\ufffd", exclude_categories=["Cs"])))
+def test_text_is_said_whole_however_it_is_cut(checkpoint: Path, by_bytes: Path, text: str) -> None:
+    for folder in (checkpoint, by_bytes):
+        tokenizer = tokenizer_named(str(folder))
+        assert spoken(tokenizer, tokenizer.encode(text).tolist()) == text
+
+
+def test_bytes_that_are_no_character_come_before_one(by_bytes: Path) -> None:
+    tokens = [1 + 0xFF, 1 + ord("x"), 1 + 0xC3, 260, 258]
+    assert spoken(tokenizer_named(str(by_bytes)), tokens).endswith("\u00e9a")
 
 
 def test_generation_config_comes_first(checkpoint: Path, tmp_path: Path) -> None:
