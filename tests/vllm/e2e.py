@@ -223,16 +223,20 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     parser.add_argument("--folder", type=Path, help="where models and logs go; kept")
     options = parser.parse_args()
-    checks, report, began_s = Checks(), {}, time.monotonic()
+    checks, began_s = Checks(), time.monotonic()
+    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for name in options.only.split(","):
-            case_s = time.monotonic()
-            with Engines(folder) as engines:
-                report[name] = CASES[name](Bench(engines, folder, checks))
+            case_s, found = time.monotonic(), dict[str, Any]()
+            try:
+                with Engines(folder) as engines:
+                    found = CASES[name](Bench(engines, folder, checks))
+            except (RuntimeError, OSError) as error:
+                checks.that(False, f"{name}: {error}")  # an engine has ended, or didn't start in time
             # whoever reads a figure needs to know what else ran
-            report[name] |= {"seconds": round(time.monotonic() - case_s, 1), "load_1m": round(os.getloadavg()[0], 1)}
+            report[name] = found | {"seconds": round(time.monotonic() - case_s, 1), "load_1m": os.getloadavg()[0]}
             print(json.dumps({name: report[name]}), file=sys.stderr, flush=True)
     report |= {"checks": checks.passed, "failed": checks.failed, "seconds": round(time.monotonic() - began_s, 1)}
     print(json.dumps(report, indent=1))

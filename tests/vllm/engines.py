@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_S = 300.0
+START_S = 600.0
+"""An engine takes some 28 s of CPU time to start, most of it imports; on a busy machine that is minutes."""
 ANSWER_S = 120.0
 BLOCKS = 200
 Tokens = list[int]
