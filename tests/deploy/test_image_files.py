@@ -14,12 +14,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from pdkv import __version__
+from pdkv.adapters.vllm.facts import SUPPORTED
 from tests.deploy.cluster import K8S, ROOT, Cluster
 from tests.deploy.engine import limits
 
 DOCKER = ROOT / "deploy" / "docker"
 LOCK = DOCKER / "requirements.lock"
 LOCKS = sorted(DOCKER.glob("*.lock"))
+FILES = sorted(DOCKER.glob("*Dockerfile"))
 ELSEWHERE = {"torch"}
 """Chosen by the build: for CPUs or for CUDA."""
 HADOLINT = str(Path(sys.executable).with_name("hadolint"))
@@ -78,9 +80,20 @@ def test_a_package_that_the_lock_lacks_is_found() -> None:
     assert lacking(project, lock) == ["numpy>=2.4: the lock has 2.3.9", "rich>=15.0: the lock has None"]
 
 
-def test_hadolint_has_nothing_to_say() -> None:
-    done = subprocess.run([HADOLINT, str(DOCKER / "Dockerfile")], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_hadolint_has_nothing_to_say(path: Path) -> None:
+    done = subprocess.run([HADOLINT, str(path)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_image_of_vllm_is_named_as_the_overlay_names_it_and_of_a_version_that_is_supported() -> None:
+    text = (DOCKER / "vllm.Dockerfile").read_text("utf-8")
+    image = Cluster.of(K8S / "overlays" / "vllm").workload("decode").container["image"]
+    (base,) = re.findall(r"^ARG BASE=vllm/vllm-openai:v(\S+)$", text, re.MULTILINE)
+    assert image == f"vllm-pdkv:{base}-{__version__}"
+    assert base.rpartition(".")[0] in SUPPORTED
+    assert f"-t {image} ." in text
+    assert f"-t {image} ." in (ROOT / "docs" / "deploy.md").read_text("utf-8")
 
 
 def test_hadolint_would_say_something() -> None:
@@ -102,9 +115,11 @@ def test_user_version_and_torch_are_those_of_the_rest() -> None:
     assert f"-t pdkv:{__version__}" in (ROOT / "docs" / "deploy.md").read_text("utf-8")
 
 
-def test_what_the_image_copies_is_not_ignored() -> None:
-    kept = (DOCKER / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
-    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (DOCKER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+def test_what_the_image_copies_is_not_ignored(file: Path) -> None:
+    kept = file.with_name(f"{file.name}.dockerignore").read_text("utf-8").splitlines()
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", file.read_text("utf-8"), re.MULTILINE)
+    assert copied
     for path in " ".join(copied).split():
         assert (ROOT / path).exists()
         assert f"!{path}" in kept or f"!{Path(path).parent}/*{Path(path).suffix}" in kept, path
