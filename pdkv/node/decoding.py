@@ -48,7 +48,9 @@ async def decode(
 ) -> None:
     """From the first token, which prefill drew, to the end. All of a step runs in the engine's thread."""
     request, prompt, reservation, done = arrived.request, arrived.prompt, arrived.reservation, arrived.done
-    first = Token(0, done.first_token, done.first_logprob, done.logits_digest)
+    by = arrived.shipment.prefill_address or str(parts.name)
+    instead = "" if by == request.prefill_address or not request.prefill_address else by
+    first = Token(0, done.first_token, done.first_logprob, done.logits_digest, instead=instead)
     emit(first)
     parts.manager.take_private(reservation, reservation.sequence[prompt.pages :])
     # The tail page gets this node's own tokens from here on: nobody may take it for what was sealed.

@@ -231,8 +231,9 @@ class Token:
     logprob: float
     logits_digest: int = 0
     draft_digests: tuple[int, ...] = ()
-    """On the first token of a speculative step, if logits were asked for: xxh3_64 of the draft logits of each token
-    that was drafted in it; empty where the drafter has none."""
+    """On a speculative step's first token, if logits were asked for: xxh3_64 of each drafted token's logits, if any."""
+    instead: str = ""
+    """Of the first: who brought the prompt in place of the prefill node asked for, an address or this node's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +378,7 @@ class NodeStatus:
     fence_error: str = ""
     """Why the last fence came to nothing, if it did."""
     borrowed_pages: int = 0
-    """Pages that other nodes had and that were read from them, since the start: by a prefill node instead of computing
-    them, by a decode node instead of having a prefill node compute them."""
+    """Pages that other nodes had and that were read from them, since the start, instead of being computed."""
     borrow_failures: dict[str, int] = field(default_factory=dict)
     """Kind of error to how often one put an end to that; then such pages were computed after all."""
     memory: dict[str, str] = field(default_factory=dict)

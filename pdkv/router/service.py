@@ -34,7 +34,7 @@ from pdkv.errors import (
     WrongIncarnation,
 )
 from pdkv.node.flow import Idle
-from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateEvent, GenerateRequest
+from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateEvent, GenerateRequest, Token
 from pdkv.node.routing import RouterStatus
 from pdkv.router.asking import LIMIT_S, Asking
 from pdkv.router.load import computed, given
@@ -196,7 +196,7 @@ class Router:
                     if not route.started:
                         route.started = True
                         computed(share, pair.prefill.load)
-                        self._came_through(pair, route.others)
+                        self._came_through(pair, route.others, event)
                     if isinstance(event, GenerateDone):
                         self._asking.ended(pair, route.weights, event)
                     yield event
@@ -222,10 +222,15 @@ class Router:
             return []
         return self._turns.alternates(pair, ALTERNATES, weights)
 
-    def _came_through(self, pair: Pair, others: Sequence[Node]) -> None:
+    def _came_through(self, pair: Pair, others: Sequence[Node], first: GenerateEvent) -> None:
+        """To its first token, which says who brought the prompt: under some policies that need not be who was asked."""
         self._registry.mark_up(pair.decode)
-        if not others:
-            self._registry.mark_up(pair.prefill)
+        instead = first.instead if isinstance(first, Token) else ""
+        for node in (pair.prefill, *others):
+            if node.address == (instead or pair.prefill.address):
+                self._registry.mark_up(node)
+        if instead and pair.prefill.down:
+            self._registry.mark_down(pair.prefill, PeerLost(f"the prompt of a request came from {instead} instead"))
 
     def _note(self, pair: Pair, others: Sequence[Node], error: PdkvError, refusals: _Refusals) -> None:
         """What a failure says of the nodes. An error names the address of the one that it is about."""

@@ -112,11 +112,16 @@ class Token(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     LOGITS_DIGEST_FIELD_NUMBER: _builtins.int
     DRAFT_DIGESTS_FIELD_NUMBER: _builtins.int
+    INSTEAD_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0 is prefill's first token."""
     token: _builtins.int
     logprob: _builtins.float
     logits_digest: _builtins.int
+    instead: _builtins.str
+    """Of the first token: who brought the prompt in place of the prefill node that was asked for: another one's address, or
+    this node's name; empty: that one.
+    """
     @_builtins.property
     def draft_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """On the first token of a speculative step, if logits were asked for: one a drafted token."""
@@ -129,10 +134,11 @@ class Token(_message.Message):
         logprob: _builtins.float = ...,
         logits_digest: _builtins.int = ...,
         draft_digests: _abc.Iterable[_builtins.int] | None = ...,
+        instead: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_digests", b"draft_digests", "index", b"index", "logits_digest", b"logits_digest", "logprob", b"logprob", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_digests", b"draft_digests", "index", b"index", "instead", b"instead", "logits_digest", b"logits_digest", "logprob", b"logprob", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,7 @@ from pdkv.node.messages import (
     PrefillDone,
     PrefillEvent,
     PrefillRequest,
+    Token,
 )
 from pdkv.node.stages import Stage
 from tests.node.grouped import Scene
@@ -86,6 +87,21 @@ def test_a_refusal_goes_to_the_next_node_whatever_the_policy(
         assert tuple(tokens) == alone(trio.pair, fallible(policy))
         assert (len(asked), len(trio.wires[1].asked)) == (1, 1)
         assert (done.retries, done.recomputed_tokens) == (0, 0)
+        await trio.rested()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("refuse", "by"), [((), ""), ((0,), "p1"), ((0, 1), "the node itself")])
+def test_the_first_token_says_who_brought_the_prompt_in_place_of_whom(refuse: tuple[int, ...], by: str) -> None:
+    async def scenario(trio: Trio) -> None:
+        for number in refuse:
+            refusing(trio.wires[number], "connect", PeerLost("nobody there"))
+        async with aclosing(trio.decode.generate(fallible(FailurePolicy.RECOMPUTE))) as events:
+            first, second, *_ = [event async for event in events]
+        assert isinstance(first, Token)
+        assert isinstance(second, Token)
+        assert (first.instead, second.instead) == (by.replace("the node itself", str(trio.decode.parts.name)), "")
         await trio.rested()
 
     play(scenario)

@@ -308,3 +308,41 @@ def test_a_node_that_is_down_is_the_answer_and_not_what_it_refused_before() -> N
         assert str(raised) == "no decode node is up: d0: PeerLost: gone"
 
     run(body)
+
+
+@pytest.mark.parametrize("instead", ["", "d0#1", "p9"])
+def test_only_a_prefill_node_that_brought_the_prompt_is_up_by_a_first_token(instead: str) -> None:
+    """Under some policies the decode node goes on without the one that it was sent to."""
+
+    async def body() -> None:
+        stays = Stream(replace(samples.TOKEN, instead=instead), hangs=True)
+        service, nodes = router(Nodes(d0_p0=stays), 1, 1)
+        nodes.mark_down(node(nodes, "p0"), PeerLost("gone"))
+        async with aclosing(service.generate(samples.generate_request())) as events:
+            await anext(events)
+            words = f"PeerLost: the prompt of a request came from {instead} instead" if instead else "up"
+            assert service.status().prefill["p0"] == words
+            assert service.status().decode["d0"] == "up"
+            assert node(nodes, "p0").trial is None, "whoever waits for how it goes knows"
+
+    run(body)
+
+
+def test_another_prefill_node_that_brought_the_prompt_is_up() -> None:
+    async def body() -> None:
+        scripts = Nodes()
+        service, nodes = router(scripts, 2, 1)
+        for address in ("p0", "p1", "d0"):
+            learn(nodes, address)
+
+        def goes_on(request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+            (other,) = request.prefill_alternates
+            nodes.mark_down(node(nodes, other), PeerLost("for another request"))
+            return Stream(replace(samples.TOKEN, instead=other), hangs=True)(request)
+
+        scripts.scripts = dict.fromkeys(("d0_p0", "d0_p1"), goes_on)  # type: ignore[arg-type]
+        async with aclosing(service.generate(samples.generate_request())) as events:
+            await anext(events)
+            assert service.status().prefill == {"p0": "up", "p1": "up"}
+
+    run(body)

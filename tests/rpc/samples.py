@@ -134,6 +134,7 @@ LOAN = Loan(ACCEPTED, pages(2, first_index=1))
 SHIPMENT = Shipment(prompt_tokens=200, bytes_main=2**40, ttft_s=0.5, prefill_request="d0-1", decode_node="d0#1")
 GENERATE_DONE = GenerateDone("stop", 3, SHIPMENT, (0, 64), preemptions=2)
 TOKEN = Token(0, 5, -0.25, 2**64 - 1)
+TOKEN_INSTEAD = Token(0, 5, -0.25, instead="p1:7000")
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -194,7 +195,8 @@ dones = st.builds(
     draft=st.none() | st.builds(handoff, st.integers(0, 8), st.integers(1, 4), st.integers(0, 8)),
     pages_pulled_back=st.integers(0, 1 << 20),
 )
-tokens = st.builds(Token, u32, u32, st.floats(-1e6, 0), u64, st.lists(u64, max_size=4).map(tuple))
+digests = st.lists(u64, max_size=4).map(tuple)
+tokens = st.builds(Token, u32, u32, st.floats(-1e6, 0), u64, digests, st.just("") | names)
 speculations = st.builds(
     Speculation, st.integers(0, 5), st.integers(5, 20), st.integers(0, 5), u64, st.text("abc 0.4", max_size=9)
 )

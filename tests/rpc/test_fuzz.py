@@ -189,7 +189,7 @@ def _answers() -> list[tuple[Message, Convert]]:
     ]
     drafted = replace(samples.prefill_done(), draft=samples.handoff())
     made.append((prefill.prefill_event_to_pb(drafted, samples.ENVELOPE), prefill.prefill_event_from_pb))
-    for event in (samples.TOKEN, samples.GENERATE_DONE):
+    for event in (samples.TOKEN, samples.TOKEN_INSTEAD, samples.GENERATE_DONE):
         made.append((generate.generate_event_to_pb(event), generate.generate_event_from_pb))
     made.append((common.status_to_pb(samples.status("decode")), common.status_from_pb))
     made.append((intro.introduction_to_pb(samples.intro()), intro.introduction_from_pb))

@@ -84,7 +84,8 @@ def generate_event_from_pb(message: decode_pb2.GenerateEvent) -> GenerateEvent:
             if math.isnan(token.logprob):
                 raise BoundsError("logprob", token.logprob, "a number")
             checks.bounded("draft_digests", token.draft_digests)
-            return Token(token.index, token.token, token.logprob, token.logits_digest, tuple(token.draft_digests))
+            digests, instead = tuple(token.draft_digests), checks.text("instead", token.instead, most=checks.MAX_NAME)
+            return Token(token.index, token.token, token.logprob, token.logits_digest, digests, instead)
         case "done":
             done = message.done
             checks.present(done, "shipment")

@@ -56,6 +56,7 @@ def test_a_clients_request_is_checked(change: Callable[[decode_pb2.GenerateReque
         (lambda m: m.done.chunk_starts.append(0), "chunk_starts"),
         (lambda m: m.token.CopyFrom(decode_pb2.Token(logprob=float("nan"))), "logprob"),
         (lambda m: m.token.draft_digests.extend(range(4097)), "draft_digests"),
+        (lambda m: setattr(m.token, "instead", "a\nb"), "instead"),
         (lambda m: setattr(m.done.speculation, "accepted", 1), r"speculation\.accepted"),
         (lambda m: setattr(m.done.speculation, "steps", 1), r"speculation\.drafted"),
         (lambda m: setattr(m.done.speculation, "canary", "a\nb"), r"speculation\.canary"),
