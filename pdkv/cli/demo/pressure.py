@@ -16,8 +16,9 @@ from typing import Any
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, OUTPUT_TOKENS, text_tokens
-from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.demo.reference import Reference
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.errors import PeerLost
 from pdkv.ids import RequestId, UInt32Array
 from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token
@@ -55,7 +56,12 @@ class Pressure:
     """Starts its own nodes in `fleet`, with `flags` that all nodes of the demo have. `plain` has room enough."""
 
     def __init__(
-        self, fleet: Fleet, nodes: GrpcDirectory, plain: Reference, flags: Mapping[str, Any], say: Callable[[str], None]
+        self,
+        fleet: Nursery,
+        nodes: GrpcDirectory,
+        plain: Reference,
+        flags: Mapping[str, Any],
+        say: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._nodes = nodes

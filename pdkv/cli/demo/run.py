@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, OUTPUT_TOKENS, Ask, Kind, fault_tokens, make_asks
-from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.demo.pressure import Pressure, pressure_checks
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.demo.report import ControlRow, RefusalRow, Report, RequestRow
 from pdkv.cli.demo.speculative import Speculative, checks_of
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.config import PrefillConfig
 from pdkv.errors import ContractMismatch, DigestMismatch, PdkvError, PeerLost
 from pdkv.geometry.model_config import load_config, model_shape
@@ -65,7 +66,7 @@ class Demo:
         self._row = row
         self._threads = max(1, (os.cpu_count() or 2) // 2)
         self.report = Report()
-        self._fleet = Fleet()
+        self._fleet = Nursery()
         self._nodes = GrpcDirectory(PlainText())
         config = PrefillConfig(model=MODEL, chunk_tokens=CHUNK_TOKENS, threads=self._threads)
         self._reference = Reference(config)

@@ -16,9 +16,10 @@ from typing import Any
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, text_tokens
-from pdkv.cli.demo.fleet import Fleet, NodeProcess
+from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.demo.report import ControlRow
+from pdkv.cli.soak.nursery import Nursery
 from pdkv.config import PrefillConfig
 from pdkv.errors import AccountMismatch, DigestMismatch, PdkvError, PeerLost
 from pdkv.ids import RequestId, UInt32Array
@@ -84,7 +85,12 @@ class Speculative:
     """Starts its own pairs in `fleet`, with `flags` that all nodes of the demo have. `plain` answers without drafts."""
 
     def __init__(
-        self, fleet: Fleet, nodes: GrpcDirectory, plain: Reference, flags: Mapping[str, Any], say: Callable[[str], None]
+        self,
+        fleet: Nursery,
+        nodes: GrpcDirectory,
+        plain: Reference,
+        flags: Mapping[str, Any],
+        say: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._nodes = nodes
