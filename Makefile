@@ -25,8 +25,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/pdkv demo $(ARGS)
 
+# in the order of tests/conftest.py, in which the longest files come first
 test: $(STAMP)
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

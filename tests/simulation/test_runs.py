@@ -17,9 +17,10 @@ from tests.simulation.run import Result
 from tests.simulation.runs import Sum, many, one, several
 
 
-@pytest.mark.parametrize("first", [0, 60, 120, 180])
+@pytest.mark.parametrize("first", [0, 40, 80, 120])
 def test_every_law_holds(first: int) -> None:
-    total = several(range(first, first + 60))
+    """A few; `make sim` runs thousands."""
+    total = several(range(first, first + 40))
     assert total.failed == {}
     assert total.ends["done"] > total.seeds * 8
     assert sum(total.hits.values()) > total.seeds * 3
@@ -34,17 +35,9 @@ def test_a_seed_does_the_same_again_whatever_else_the_process_did() -> None:
 
 def test_and_in_another_process_with_another_hash_seed() -> None:
     code = "from tests.simulation.runs import one; print(*(one(seed).digest for seed in (3, 5, 8)))"
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "4711")
-    }
-    assert said == {" ".join(one(seed).digest for seed in (3, 5, 8)) + "\n"}
+    env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert said == " ".join(one(seed).digest for seed in (3, 5, 8)) + "\n"
 
 
 def test_a_log_is_what_happened_and_its_keeping_changes_nothing() -> None:
@@ -83,15 +76,17 @@ def test_sums_are_the_same_however_seeds_are_spread() -> None:
     assert row.split()[1:] == ["8" if stage is Stage.READING else "0" for stage in Stage]
 
 
-def test_many_seeds_on_processes_come_to_the_same_as_in_one() -> None:
+def test_many_seeds_on_processes_come_to_the_same_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    spread = many(range(300, 342), 2, told=lambda total, seconds: told.append(total.seeds))
-    alone = several(range(300, 342))
+    monkeypatch.setattr("tests.simulation.runs.BATCH", 4)
+    spread = many(range(300, 310), 2, told=lambda total, seconds: told.append(total.seeds))
+    alone = several(range(300, 310))
     assert spread.virtual_s == pytest.approx(alone.virtual_s)
     spread.virtual_s = alone.virtual_s
     assert spread == alone
     assert told == sorted(told)
-    assert told[-1] == 42
+    assert told[-1] == 10
+    assert len(told) == 3
 
 
 def test_a_failing_seed_is_printed_with_its_replay_and_the_command_fails(
