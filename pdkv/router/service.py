@@ -180,7 +180,9 @@ class Router:
                     self._note(pair, route.others, error, refusals)
                     if route.started or isinstance(error, FINAL) or "accepted_by" in error.fields:
                         raise error from None
-                    log.warning("%s: %s: %s; trying another pair", pair, error.kind, error)
+                    # where there is no room, every pair may say so to every request
+                    level = logging.DEBUG if isinstance(error, CapacityError) else logging.WARNING
+                    log.log(level, "%s: %s: %s; trying another pair", pair, error.kind, error)
         raise self._last_word(refusals)
 
     async def _weights(self, request: GenerateRequest) -> Weights | None:

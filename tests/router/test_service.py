@@ -346,3 +346,14 @@ def test_another_prefill_node_that_brought_the_prompt_is_up() -> None:
             assert service.status().prefill == {"p0": "up", "p1": "up"}
 
     run(body)
+
+
+@pytest.mark.parametrize(("error", "lines"), [(CapacityError("full"), 0), (PeerLost("gone"), 2)])
+def test_want_of_room_is_no_warning_a_pair(error: PdkvError, lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        refused = {f"d{d}_p{p}": Stream(error=error) for d in range(2) for p in range(2)}
+        _, raised = await failure(router(Nodes(**refused))[0].generate(samples.generate_request()))
+        assert raised is error
+
+    run(body)
+    assert sum("trying another pair" in record.getMessage() for record in caplog.records) == lines
