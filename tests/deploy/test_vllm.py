@@ -138,6 +138,7 @@ WRONG: list[tuple[Check, Change, str]] = [
     (vllm.configs, configured("model: /weights", "model: /models"), "nothing is mounted"),
     (vllm.configs, variable("VLLM_NIXL_SIDE_CHANNEL_PORT", "side"), "VLLM_NIXL_SIDE_CHANNEL_PORT"),
     (vllm.configs, without("Deployment", "decode"), "not an engine of each role"),
+    (vllm.configs, argument("--config", "--config=", role="decode"), "other arguments"),
     (vllm.configs, lambda c: container(c)["args"].append("--dtype=float16"), "decode: "),
     (vllm.pairs, told("decode", require_rdma=False), "differ in require_rdma"),
     (vllm.pairs, told("decode", shadow=True), "differ in shadow"),

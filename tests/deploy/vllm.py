@@ -42,9 +42,8 @@ class Engine:
 
 
 def engine_of(workload: Workload) -> Engine:
-    """Raises `ConfigError`, `KeyError`, `ValueError`."""
-    (file, flag, transfer) = workload.container["args"]
-    name, _, path = file.partition("=")
+    """Raises `ConfigError`, `KeyError`, `ValueError`. vLLM overlooks a file that is given as `--config=FILE`."""
+    (name, path, flag, transfer) = workload.container["args"]
     if (name, flag) != ("--config", "--kv-transfer-config"):
         raise ValueError(f"other arguments than the file and the connector: {workload.container['args']}")
     told = json.loads(transfer)
