@@ -60,6 +60,13 @@ def test_every_pdkv_is_a_command(block: Block) -> None:
     assert [(c, why) for c in commands(block.text) if (why := refused(c))] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_overlooked(page: str) -> None:
+    """As one in another language, or in none, would be."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert text.count("```") == 2 * len(list(blocks(page))) > 0
+
+
 def test_somebody_runs_something() -> None:
     assert len(run_by("make image-test")) >= 2
     assert len(run_by("make deploy-test")) >= 4
