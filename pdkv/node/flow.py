@@ -155,7 +155,7 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        if task and task.cancelling() > before:
+        if task and isinstance(first, Exception) and task.cancelling() > before:  # not one that is being closed
             raise asyncio.CancelledError from first
         raise first from None
 

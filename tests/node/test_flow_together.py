@@ -101,3 +101,20 @@ def test_an_error_of_the_body_ends_the_tasks() -> None:
         assert tasks[0].cancelled()
 
     go(scenario)
+
+
+def test_one_that_is_closed_ends_as_that_and_not_as_cancelled() -> None:
+    async def scenario() -> None:
+        async def body() -> None:
+            async with together():
+                await for_ever()
+
+        coroutine = body()
+        task = asyncio.create_task(coroutine)
+        await turns(3)
+        task.cancel()
+        coroutine.close()
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), RuntimeError), "its coroutine is over"
+
+    go(scenario)
