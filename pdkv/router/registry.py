@@ -185,6 +185,12 @@ class Registry:
         self._decide(node)
         self.look()
 
+    def done_without(self, node: Node) -> None:
+        """A request that was to try it has come through without it: it stays down, and others may do as that one."""
+        node.failed_s = self.now()
+        self._pass_over(node, node.down)
+        self._decide(node)
+
     def unheard(self, node: Node, error: PdkvError) -> None:
         """It doesn't say how it is."""
         self._pass_over(node, f"{error.kind}: {error}")

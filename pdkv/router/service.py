@@ -232,7 +232,7 @@ class Router:
             if node.address == (instead or pair.prefill.address):
                 self._registry.mark_up(node)
         if instead and pair.prefill.down:
-            self._registry.mark_down(pair.prefill, PeerLost(f"the prompt of a request came from {instead} instead"))
+            self._registry.done_without(pair.prefill)
 
     def _note(self, pair: Pair, others: Sequence[Node], error: PdkvError, refusals: _Refusals) -> None:
         """What a failure says of the nodes. An error names the address of the one that it is about."""

@@ -29,6 +29,7 @@ from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
 from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.router.registry import Registry
 from pdkv.router.service import Router
+from tests.node.scene import turns
 from tests.router.fleet import Clock, learn, node, registry
 from tests.rpc import samples
 from tests.rpc.fakes import FakeDecode, Stream, collect, failure, run, serving, soon
@@ -320,10 +321,34 @@ def test_only_a_prefill_node_that_brought_the_prompt_is_up_by_a_first_token(inst
         nodes.mark_down(node(nodes, "p0"), PeerLost("gone"))
         async with aclosing(service.generate(samples.generate_request())) as events:
             await anext(events)
-            words = f"PeerLost: the prompt of a request came from {instead} instead" if instead else "up"
-            assert service.status().prefill["p0"] == words
+            assert service.status().prefill["p0"] == ("PeerLost: gone" if instead else "up")
             assert service.status().decode["d0"] == "up"
-            assert node(nodes, "p0").trial is None, "whoever waits for how it goes knows"
+            assert node(nodes, "p0").trial is None, "whoever waits for how it goes may try it, too"
+
+    run(body)
+
+
+def test_who_waits_for_a_trial_that_ends_without_the_node_is_served_likewise() -> None:
+    async def body() -> None:
+        asked, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def goes_on(request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+            asked.set()
+            await may_go_on.wait()
+            yield replace(samples.TOKEN, instead="d0#1")
+
+        scripts = Nodes()
+        scripts.scripts = {"d0_p0": goes_on}  # type: ignore[dict-item]
+        service, nodes = router(scripts, 1, 1)
+        nodes.mark_down(node(nodes, "p0"), PeerLost("gone"))
+        first = asyncio.ensure_future(collect(service.generate(samples.generate_request())))
+        await soon(asked)
+        second = asyncio.ensure_future(collect(service.generate(samples.generate_request())))
+        await turns(20)
+        assert len(scripts.asked) == 1, "one tries it"
+        may_go_on.set()
+        assert await first == await second != []
+        assert service.status().prefill["p0"] == "PeerLost: gone"
 
     run(body)
 
