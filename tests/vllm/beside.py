@@ -54,8 +54,8 @@ def beside(bench: Bench) -> dict[str, Any]:
 def _pair(bench: Bench, connector: str) -> dict[str, Any]:
     served = bench.folder / f"served-{connector}"
     served.symlink_to(bench.model("llama", LLAMA).resolve())
-    prefill = Plan("prefill", served, connector, "kv_producer", extension="tests.vllm.damage.Damage")
-    decode = Plan("decode", served, connector, "kv_consumer")
+    prefill = Plan(f"prefill-{connector}", served, connector, "kv_producer", extension="tests.vllm.damage.Damage")
+    decode = Plan(f"decode-{connector}", served, connector, "kv_consumer")
     p, d = bench.engines.start(prefill, decode)
     draw, ours = random.Random(13), connector == "PdkvConnector"
 
@@ -88,11 +88,12 @@ def _pair(bench: Bench, connector: str) -> dict[str, Any]:
         (d,) = bench.engines.start(decode)
     served.unlink()
     served.symlink_to(bench.model("llama", LLAMA, seed=1).resolve())
-    (p,) = bench.engines.start(replace(prefill, name="prefill-others"))
+    (p,) = bench.engines.start(replace(prefill, name=f"others-{connector}"))
     answer = through(p, d, asked, ANSWER_TOKENS)
     found["other_weights"] = _how(answer, due)
     if ours:
         bench.checks.that(answer.error.startswith("HTTP 5"), f"beside: other weights of one name: {answer.error}")
+        bench.checks.that("weights_id: mine" in d.log.read_text(), "beside: they are refused by weights_id")
     bench.engines.stop(p, d)
     return found
 
