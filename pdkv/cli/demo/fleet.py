@@ -1,4 +1,4 @@
-"""Node processes of a demo or a test: started, waited for, killed, and never left behind.
+"""Node processes of a benchmark or a test: started as a user does, waited for, killed, and never left behind.
 
 Guarantees: a node counts as started when it has said its address itself; one that ends instead raises with the last
 lines it wrote; leaving the fleet, in whatever way, ends every process, and the kernel ends them if this process dies.

@@ -3,8 +3,8 @@
 Guarantees: each is a process of its own with the same command line as a node in a fleet, made before gRPC, UCX or any
 thread is there; it counts as started when it has said its address; leaving the nursery ends all of them.
 
-A node spends nine tenths of its first seconds importing torch and transformers. Where nodes die every few seconds,
-that would be most of what two cores do.
+A node spends nine tenths of its first seconds importing torch and transformers. Where nodes die every few seconds, in a
+soak, or many are wanted, in the demo and in tests, that would be most of what two cores do.
 """
 
 from __future__ import annotations
