@@ -14,8 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pdkv.cli.demo.fleet import NodeProcess
-from pdkv.cli.soak.nursery import Nursery
+from pdkv.cli.demo.fleet import Fleet, NodeProcess
 from pdkv.errors import ConfigError, NotAuthorised, PeerLost, TlsRefused
 from pdkv.node.messages import GenerateDone, GenerateRequest
 from pdkv.rpc.client import GrpcDirectory
@@ -56,7 +55,7 @@ def flags(files: MutualTls) -> dict[str, str | int | bool]:
 async def secured(folder: Path, ca: Authority) -> AsyncIterator[Secured]:
     own = {name: flags(ca.files(folder / name, name, *HERE)) for name in ("p-tls", "d-tls", "r-tls")}
     node: dict[str, str | int | bool] = {"model": "tiny", "threads": 1}
-    async with Nursery() as fleet:
+    async with Fleet() as fleet:  # these are started as a user does, not forked as the others here
         address = free_address()
         prefill, decode = await asyncio.gather(
             fleet.start(

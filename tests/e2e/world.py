@@ -47,7 +47,7 @@ class Answer:
 class World:
     """Prefill, decode and router, started together; more nodes by `start`.
 
-    They are forked, which takes a tenth of what a start takes; `tests/cli` and the demo start nodes as a user does.
+    They are forked, which takes a tenth of what a start takes; the nodes of `test_mtls` are started as a user does.
     """
 
     prefill: NodeProcess
