@@ -69,8 +69,7 @@ class TransferCore:
         self._rails = Rails(factories, name, pool, self._landing, settings)
         self._failover = Failover(self._rails, settings, self._take)
         self._closed = False
-        self.metadata = self._rails.metadata
-        self.backend_name = self._rails.backend_name
+        self.metadata, self.backend_name = self._rails.metadata, self._rails.backend_name
 
     @property
     def busy(self) -> bool:
@@ -85,8 +84,12 @@ class TransferCore:
     @property
     def carries(self) -> bool:
         """What peers read from here moves only while somebody looks: not where the reader's own thread copies."""
-        lines = [line for peer in self.peers.values() for line in peer.lines]
-        return not lines or not all(line.lane.copied for line in lines)
+        return not self.peers or not all(line.lane.copied for peer in self.peers.values() for line in peer.lines)
+
+    @property
+    def may_send(self) -> bool:
+        """A look that takes long may have sent bytes, also where nobody holds a lease."""
+        return bool(self.peers) and self.carries
 
     def status(self, now: float) -> TransferStatus:
         """From any thread: what the last step left."""
@@ -196,8 +199,7 @@ class TransferCore:
 
     def stop(self, reason: str) -> None:
         """Post nothing any more; what runs may end."""
-        self._stopped = reason
-        self._changed = True
+        self._stopped, self._changed = reason, True
         for task in self._tasks:
             task.stop(reason)
 

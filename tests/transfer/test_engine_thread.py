@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
 from pdkv.transfer.backends.base import AgentName, Backend
 from pdkv.transfer.backends.loopback import LoopbackBackend, LoopbackNet
-from pdkv.transfer.engine import TransferEngine, TransferSettings
+from pdkv.transfer.core import TransferCore
+from pdkv.transfer.engine import WORK_S, TransferEngine, TransferSettings
 from tests.transfer.pools import TestPool, peer_name
 
 
@@ -38,6 +40,31 @@ def test_status_says_what_registering_the_pool_took() -> None:
     assert (registration.regions, registration.bytes) == (1, pool.regions[0].length)
     assert 0 < registration.seconds < 1
     assert str(registration).startswith(f"{registration.bytes:,} B as 1 region in ")
+
+
+@pytest.mark.parametrize("may_send", [True, False])
+def test_looks_that_take_long_are_bytes_only_where_the_thread_sends_some(
+    monkeypatch: pytest.MonkeyPatch, *, may_send: bool
+) -> None:
+    """On a busy machine every look takes long: where readers copy for themselves the thread sleeps all the same."""
+    looked = threading.Semaphore(0)
+
+    class Slow(LoopbackBackend):
+        def progress(self) -> None:
+            until_s = time.thread_time() + 2 * WORK_S
+            while time.thread_time() < until_s:
+                pass
+            looked.release()
+
+    monkeypatch.setattr(TransferCore, "may_send", may_send)
+    net, settings = LoopbackNet(), TransferSettings(idle_s=3600.0, reading_s=0.0005)
+    pool = TestPool(fill=False).map()
+    engine = TransferEngine(lambda name: Slow(net, name), peer_name("n"), pool, settings=settings)
+    looks = 0
+    while looks < 500 and looked.acquire(timeout=0.5):
+        looks += 1
+    engine.close()
+    assert (looks == 500) is may_send
 
 
 def test_while_peers_hold_leases_the_thread_looks_often() -> None:
