@@ -143,10 +143,14 @@ class CacheManager(PageMoves):
     def grow(self, reservation: Reservation, count: int) -> None:
         """Give the request `count` more of the pages that it lacks: they follow those of its sequence.
 
-        Raises `ReservationDead`, `BoundsError` unless it lacks so many, `CapacityError` if too few pages are free or
-        evictable now, or if without them some request could wait for its rest in vain; nothing is taken then.
+        Raises `ReservationDead`, also if pages of it were held back, `BoundsError` unless it lacks so many,
+        `CapacityError` if too few pages are free or evictable now, or if without them some request could wait for its
+        rest in vain; nothing is taken then.
         """
         self._require_live(reservation)
+        if reservation.broken:
+            of = reservation.id
+            raise ReservationDead(f"pages of reservation {of} were held back: it can only end", reservation=of)
         if not 0 <= count <= reservation.rest:
             raise BoundsError("pages to grow by", count, f"0 to {reservation.rest}")
         require_growth(self, reservation, count)
@@ -359,6 +363,7 @@ class CacheManager(PageMoves):
             return
         self.table.bump(pages)  # a sealed tail among them may change now
         reservation.lost += len(pages)
+        reservation.broken = True
         for state in _OWN:
             some = pages.where(self.ownership.held(pages, reservation.id, state))
             self.ownership.turn(some, reservation.id, state, PageState.QUARANTINED)

@@ -40,6 +40,9 @@ class Reservation:
     """That its sequence may ever have."""
     lost: int = 0
     """Pages of its sequence that were its own and are no more: held back, or handed over to a lease."""
+    broken: bool = False
+    """Pages of its sequence were held back: it can only end. Once freed they are anybody's, its own for another index,
+    too."""
     alive: bool = True
     public: PublicChain | None = None
     """How the manager's observer names the pages; without it they are not told of."""

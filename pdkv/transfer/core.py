@@ -86,11 +86,6 @@ class TransferCore:
         """What peers read from here moves only while somebody looks: not where the reader's own thread copies."""
         return not self.peers or not all(line.lane.copied for peer in self.peers.values() for line in peer.lines)
 
-    @property
-    def may_send(self) -> bool:
-        """A look that takes long may have sent bytes, also where nobody holds a lease."""
-        return bool(self.peers) and self.carries
-
     def status(self, now: float) -> TransferStatus:
         """From any thread: what the last step left."""
         readers = [rail.readers for rail in self._rails]

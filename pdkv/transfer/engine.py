@@ -278,7 +278,7 @@ class TransferEngine:
             served_s = time.thread_time()
             moved = core.step(time.monotonic())
             work_s, now = time.thread_time() - served_s, time.monotonic()
-            if served_s - began_s > WORK_S and core.may_send:
+            if served_s - began_s > WORK_S and core.carries:
                 pace.flowed(now, served_s - began_s)
             if core.busy and work_s > WORK_S:
                 pace.came(work_s)  # what own reads take once they have ended says nothing of the next ones

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, multiple, rule
 
-from pdkv.errors import BoundsError, CapacityError
+from pdkv.errors import BoundsError, CapacityError, ReservationDead
 from pdkv.ids import PageHash
 from pdkv.kvcache.manager import Reservation
 from pdkv.kvcache.ownership import PageState
@@ -48,6 +48,10 @@ class LateMachine(ManagerMachine):
     @rule(reservation=live, count=st.integers(0, 5), all_of_it=st.booleans())
     def grow(self, reservation: Reservation, count: int, all_of_it: bool) -> None:
         before, sequence, rest, room = self.manager.census(), reservation.sequence, reservation.rest, self.room()
+        if self.held[reservation].broken:
+            with pytest.raises(ReservationDead, match="can only end"):
+                self.manager.grow(reservation, count)
+            return
         if count > rest and not all_of_it:
             with pytest.raises(BoundsError):
                 self.manager.grow(reservation, count)

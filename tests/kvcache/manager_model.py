@@ -50,6 +50,8 @@ class Held:
     """Page to reserved, private or quarantined."""
     sealed: set[int] = field(default_factory=set)
     alive: bool = True
+    broken: bool = False
+    """Pages of it were held back while it lived."""
 
     @property
     def prompt(self) -> PageHashes:
@@ -297,6 +299,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.quarantine(reservation, pages, "no end seen")
         held.state |= dict.fromkeys(some, PageState.QUARANTINED)
         held.sealed -= set(some)
+        held.broken |= bool(some)
         self.write(pages)
         return (reservation, pages) if some else multiple()
 

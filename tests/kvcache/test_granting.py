@@ -57,6 +57,19 @@ def test_a_request_takes_its_pages_little_by_little_and_their_places_stay() -> N
         bench.manager.grow(made, 0)
 
 
+def test_pages_that_were_held_back_and_are_free_again_are_not_given_to_their_request_twice() -> None:
+    """Under two indices of its sequence one page would be proved for the one, and overwritten for the other."""
+    bench = Bench(10)
+    made = late(bench, "ab", 4, 1)
+    bench.manager.quarantine(made, made.pages, "no end seen")
+    bench.manager.release_quarantine(made, made.pages)
+    with pytest.raises(ReservationDead, match="can only end"):
+        bench.manager.grow(made, 1)
+    bench.manager.check()
+    bench.manager.end(made)
+    bench.manager.check()
+
+
 def test_what_is_there_is_not_given_if_two_could_wait_for_each_other() -> None:
     bench = Bench(10)
     first, second = late(bench, "abcdefgh", 8, 3), late(bench, "ijklmnop", 8, 2)

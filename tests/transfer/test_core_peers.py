@@ -148,12 +148,9 @@ def test_a_new_incarnation_stands_beside_the_old_one() -> None:
 def test_where_all_readers_copy_by_themselves_nobody_needs_to_look() -> None:
     pair = CorePair(rails=2, connect=False)
     assert pair.sink.carries, "nobody is known yet: whoever comes may read over a socket"
-    assert not pair.sink.may_send
     pair.done(pair.add(pair.source_name, offer_of(pair.source.metadata, pair.source_pool)))
     first, second = pair.sink.peers[pair.source_name].lines
     first.lane = Lane("cma", copied=True)
     assert pair.sink.carries
-    assert pair.sink.may_send
     second.lane = Lane("cma", copied=True)
     assert not pair.sink.carries
-    assert not pair.sink.may_send

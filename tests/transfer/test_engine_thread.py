@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from pdkv.transfer import engine as engine_module
 from pdkv.transfer.backends.base import AgentName, Backend
 from pdkv.transfer.backends.loopback import LoopbackBackend, LoopbackNet
 from pdkv.transfer.core import TransferCore
@@ -42,9 +43,9 @@ def test_status_says_what_registering_the_pool_took() -> None:
     assert str(registration).startswith(f"{registration.bytes:,} B as 1 region in ")
 
 
-@pytest.mark.parametrize("may_send", [True, False])
-def test_looks_that_take_long_are_bytes_only_where_the_thread_sends_some(
-    monkeypatch: pytest.MonkeyPatch, *, may_send: bool
+@pytest.mark.parametrize("carries", [True, False])
+def test_looks_that_take_long_are_bytes_only_where_the_thread_carries_them(
+    monkeypatch: pytest.MonkeyPatch, *, carries: bool
 ) -> None:
     """On a busy machine every look takes long: where readers copy for themselves the thread sleeps all the same."""
     looked = threading.Semaphore(0)
@@ -56,7 +57,7 @@ def test_looks_that_take_long_are_bytes_only_where_the_thread_sends_some(
                 pass
             looked.release()
 
-    monkeypatch.setattr(TransferCore, "may_send", may_send)
+    monkeypatch.setattr(TransferCore, "carries", carries)
     net, settings = LoopbackNet(), TransferSettings(idle_s=3600.0, reading_s=0.0005)
     pool = TestPool(fill=False).map()
     engine = TransferEngine(lambda name: Slow(net, name), peer_name("n"), pool, settings=settings)
@@ -64,11 +65,12 @@ def test_looks_that_take_long_are_bytes_only_where_the_thread_sends_some(
     while looks < 500 and looked.acquire(timeout=0.5):
         looks += 1
     engine.close()
-    assert (looks == 500) is may_send
+    assert (looks == 500) is carries
 
 
-def test_while_peers_hold_leases_the_thread_looks_often() -> None:
+def test_while_peers_hold_leases_the_thread_looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """And at once, however long it would have slept."""
+    monkeypatch.setattr(engine_module, "WORK_S", 3600.0)  # on a busy machine each look would tell of bytes
     looked = threading.Semaphore(0)
 
     class Watched(LoopbackBackend):
