@@ -23,7 +23,7 @@ from tests.simulation.faults import KINDS
 from tests.simulation.mutations import HARMLESS, MUTATIONS
 from tests.simulation.run import Result, Run
 
-BATCH = 40
+BATCH = 100
 """Seeds that a process takes at a time."""
 GARBAGE = 2
 """Seeds between two looks for it: with more, memory is always new, and never in a core's cache."""
