@@ -15,7 +15,6 @@ from pdkv.kvcache.manager import Reservation
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import together
 from pdkv.node.messages import DraftHandoff, Sampling
-from pdkv.node.portions import rising
 from pdkv.node.ports import Logits
 from pdkv.node.prompt import Prompt
 from pdkv.node.sampling import SampledToken, require_finite, sample
@@ -85,20 +84,18 @@ class Computation:
         return logits
 
     async def _seal_until(self, stop: int, sealed: Callable[[int, LocalPages], None]) -> None:
-        """Seal every recorded page that is full of computed tokens: the first of them may be read meanwhile."""
-        parts, begin = self._parts, self.sealed
-        pages = max(min(stop, self._prompt.recorded_tokens) // self._prompt.page_tokens - begin, 0)
-        page_bytes = parts.pool.fmt.page_bytes if parts.verifier.checks_digests else 0
-        for part in rising(pages, page_bytes):
-            first, last = begin + part.start, begin + part.stop
-            verified = await parts.digests.run(
-                parts.verifier.seal,
-                self._reservation.id,
-                first,
-                self._reservation.sequence[first:last],
-                self._prompt.hashes.part(first, last),
-            )
-            # Where another request was faster, its page stands in the tree: that one is announced.
-            standing = parts.manager.commit(verified)
-            self.sealed = last
-            sealed(first, standing)
+        """Seal every recorded page that is full of computed tokens."""
+        first, last = self.sealed, min(stop, self._prompt.recorded_tokens) // self._prompt.page_tokens
+        if last <= first:
+            return
+        verified = await self._parts.digests.run(
+            self._parts.verifier.seal,
+            self._reservation.id,
+            first,
+            self._reservation.sequence[first:last],
+            self._prompt.hashes.part(first, last),
+        )
+        # Where another request was faster, its page stands in the tree: that one is announced.
+        standing = self._parts.manager.commit(verified)
+        self.sealed = last
+        sealed(first, standing)

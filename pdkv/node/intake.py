@@ -8,7 +8,7 @@ a read without a proven end are quarantined before anything else may have them, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,13 +31,33 @@ from pdkv.kvcache.verifier import VerifiedPages
 from pdkv.node.base import NodeParts
 from pdkv.node.flow import settle
 from pdkv.node.messages import GenerateRequest, NodeIntro, PagesSealed
-from pdkv.node.portions import falling
 from pdkv.node.prompt import Prompt
 from pdkv.node.stages import Stage
 from pdkv.transfer.engine import Flow, ReadOrder, ReadOutcome, ReadStatus
 
 READ_ATTEMPTS = 2
 """A page whose digest differs is read once more; then it is data loss."""
+WHOLE_BYTES = 128 << 20
+"""What is announced together and not more than that is not cut: of a prompt that comes in chunks, one is proved while
+the next is read anyway."""
+PORTION_BYTES = 256 << 20
+"""Most of what is read before it is proved."""
+LAST_PORTION_BYTES = 32 << 20
+"""So much may be left to prove when everything has arrived."""
+
+
+def portions(pages: int, page_bytes: int) -> Iterator[slice]:
+    """Cut pages that were announced together into portions that are read and proved one after the other.
+
+    One is proved while the next is read, so each is half of what is left, until that is soon proved.
+    """
+    first, whole = 0, pages * page_bytes <= WHOLE_BYTES
+    while first < pages:
+        count = left = pages - first
+        if not whole and left * page_bytes > LAST_PORTION_BYTES:
+            count = max(min(left // 2, PORTION_BYTES // page_bytes), 1)
+        yield slice(first, first + count)
+        first += count
 
 
 @dataclass(slots=True)
@@ -182,8 +202,7 @@ class Intake:
         remote = RemotePages.checked(sealed.page_ids, self.peer.pool.num_pages)
         # without digests there is nothing to do while the next portion is read
         page_bytes = self.parts.pool.fmt.page_bytes if self.parts.verifier.checks_digests else 0
-        more = sealed.first_index + n < self.prompt.recorded_pages
-        for part in falling(n, page_bytes, more=more):
+        for part in portions(n, page_bytes):
             self._last = self.pulls.create_task(self._pull(_part(sealed, part), remote[part], self._last))
 
     async def _pull(self, sealed: PagesSealed, remote: RemotePages, before: asyncio.Task[None] | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from pdkv.contract import ContractFacts
 from pdkv.errors import BadLogits
 from pdkv.ids import LocalPages
 from pdkv.kvcache.manager import Reservation
-from pdkv.node import portions
 from pdkv.node.base import NodeParts
 from pdkv.node.computing import Computation
 from pdkv.node.messages import Namespace, Sampling
@@ -75,27 +73,6 @@ def test_it_gives_what_one_process_says_and_leaves_the_full_pages_in_the_tree() 
         again = bench.reserve()
         assert bench.computation(again).starts == (256,)
         bench.parts.manager.end(again)
-
-    play(scenario)
-
-
-def test_many_bytes_are_sealed_in_portions_and_the_first_is_told_of_before_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario(bench: Bench) -> None:
-        reservation, digested = bench.reserve(), []
-        computation, seal = bench.computation(reservation), bench.parts.verifier.seal
-
-        def noted(*facts: Any) -> Any:
-            digested.append(len(bench.heard))
-            return seal(*facts)
-
-        monkeypatch.setattr(bench.parts.verifier, "seal", noted)
-        monkeypatch.setattr(portions, "LAST_PORTION_BYTES", bench.parts.pool.fmt.page_bytes)
-        await computation.run(lambda: None, lambda *part: bench.heard.append(part))
-        assert bench.heard == [(i, reservation.sequence[i : i + 1]) for i in range(4)]
-        assert digested == [0, 1, 2, 3]
-        bench.parts.manager.end(reservation)
 
     play(scenario)
 

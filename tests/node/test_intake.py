@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pdkv.errors import DeadlineExceeded, DigestMismatch, IntegrityError, PeerLo
 from pdkv.geometry.page_layout import Group
 from pdkv.ids import LocalPages, PageHashes
 from pdkv.kvcache.pool import SlotPool
-from pdkv.node import faults, portions
+from pdkv.node import faults, intake
 from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import Namespace, Sampling
 from pdkv.node.prompt import plan_prompt
@@ -308,6 +309,29 @@ def test_a_source_page_that_was_rewritten_during_the_read_voids_it() -> None:
     run(scenario, make_pair())
 
 
+@pytest.mark.parametrize("page_bytes", [3_452_160, 369_664, 300 << 20])
+@pytest.mark.parametrize("pages", [1, 2, 9, 10, 128, 16_384])
+def test_what_was_announced_together_is_proved_in_portions(pages: int, page_bytes: int) -> None:
+    found = list(intake.portions(pages, page_bytes))
+    assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
+    assert found[-1].stop == pages
+    sizes = [(part.stop - part.start) * page_bytes for part in found]
+    assert max(sizes) <= max(intake.PORTION_BYTES, page_bytes)
+    if pages * page_bytes <= intake.WHOLE_BYTES:
+        assert len(found) == 1
+    else:
+        assert sizes[-1] <= max(intake.LAST_PORTION_BYTES, page_bytes)
+    assert all(later <= earlier + page_bytes for earlier, later in pairwise(sizes))
+    # few: the largest ones, and then halves
+    assert len(found) <= pages * page_bytes / intake.PORTION_BYTES + 6
+
+
+def test_small_pages_and_those_that_are_not_proved_are_one_portion() -> None:
+    assert list(intake.portions(16_384, 64)) == [slice(0, 16_384)]
+    assert list(intake.portions(16_384, 0)) == [slice(0, 16_384)]
+    assert list(intake.portions(0, 64)) == []
+
+
 def test_a_portion_that_arrives_wrong_is_read_again_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     flips = FlipsOnce()
     monkeypatch.setitem(faults.FAULTS, "flip-once", flips)
@@ -317,8 +341,9 @@ def test_a_portion_that_arrives_wrong_is_read_again_and_no_other(monkeypatch: py
         await answers(pair.decode.generate(first))
         pair.forget_decode()
         page_bytes = pair.decode.parts.pool.fmt.page_bytes
-        monkeypatch.setattr(portions, "LAST_PORTION_BYTES", page_bytes)
-        monkeypatch.setattr(portions, "PORTION_BYTES", 8 * page_bytes)
+        monkeypatch.setattr(intake, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(intake, "LAST_PORTION_BYTES", page_bytes)
+        monkeypatch.setattr(intake, "PORTION_BYTES", 8 * page_bytes)
         asked = replace(first, fault="flip-once")
         tokens, done = await answers(pair.decode.generate(asked))
         assert tuple(tokens) == alone(pair, asked)

@@ -29,9 +29,9 @@ from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.base import Station
 from pdkv.node.flow import Worker, begin
+from pdkv.node.intake import portions
 from pdkv.node.links import LinkTo, SourceLinks
 from pdkv.node.messages import LeaseCall, LendCall, Loan, NodeIntro
-from pdkv.node.portions import falling
 from pdkv.node.ports import SourcePeer
 from pdkv.node.pull import require_ttl
 from pdkv.transfer.orders import Flow, ReadOrder, ReadStatus
@@ -142,7 +142,7 @@ class Loads:
         if len(remote) != len(wanted.pages):
             raise BoundsError("pages lent", len(remote), f"{len(wanted.pages)}, as many as are wanted")
         try:
-            for part in falling(len(remote), self._station.pool.fmt.page_bytes):
+            for part in portions(len(remote), self._station.pool.fmt.page_bytes):
                 pages, stop = wanted.pages[part], len(sealed.hashes) - part.stop
                 arrival = Arrival(
                     ReservationId(source.number),
