@@ -14,8 +14,8 @@ import numpy as np
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import text_tokens
 from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.reference import Reference
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.config import PrefillConfig
 from pdkv.ids import RequestId, UInt32Array
 from pdkv.node.messages import GenerateDone, GenerateRequest, NodeStatus, Sampling

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pdkv.cli.demo.fleet import NodeProcess
-from pdkv.cli.soak.nursery import Nursery
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.ids import RequestId
 from pdkv.node.messages import GenerateRequest, Sampling
 from pdkv.rpc.client import GrpcDirectory

@@ -17,8 +17,8 @@ from typing import Any
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, OUTPUT_TOKENS, text_tokens
 from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.reference import Reference
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.errors import PeerLost
 from pdkv.ids import RequestId, UInt32Array
 from pdkv.node.messages import GenerateDone, GenerateRequest, Sampling, Token

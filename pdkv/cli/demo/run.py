@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, OUTPUT_TOKENS, Ask, Kind, fault_tokens, make_asks
 from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.pressure import Pressure, pressure_checks
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.demo.report import ControlRow, RefusalRow, Report, RequestRow
 from pdkv.cli.demo.speculative import Speculative, checks_of
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.config import PrefillConfig
 from pdkv.errors import ContractMismatch, DigestMismatch, PdkvError, PeerLost
 from pdkv.geometry.model_config import load_config, model_shape

@@ -17,9 +17,9 @@ from typing import Any
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.asks import CHUNK_TOKENS, text_tokens
 from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.demo.report import ControlRow
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.config import PrefillConfig
 from pdkv.errors import AccountMismatch, DigestMismatch, PdkvError, PeerLost
 from pdkv.ids import RequestId, UInt32Array

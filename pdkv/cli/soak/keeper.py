@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pdkv.cli.demo.fleet import NodeProcess
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.signals import ending
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS
 from pdkv.node.stages import Stage

@@ -13,9 +13,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.reference import Reference
 from pdkv.cli.soak.keeper import Keeper, Post
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS, SoakAsk, Traffic
 from pdkv.config import PrefillConfig

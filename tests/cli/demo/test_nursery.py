@@ -10,8 +10,8 @@ import signal
 import pytest
 
 from pdkv.cli.demo.fleet import START_DEADLINE_S
+from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.soak.keeper import free_address
-from pdkv.cli.soak.nursery import Nursery
 from pdkv.errors import PeerLost
 
 ROUTER: dict[str, str | int | bool] = {
