@@ -1,6 +1,5 @@
 """Settings that every test shares."""
 
-import os
 import signal
 
 import pytest
@@ -12,12 +11,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("pdkv", deadline=None)
 settings.register_profile("fuzz", deadline=None, max_examples=5000)
 settings.load_profile("pdkv")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: a good part of the time a worker waits for processes that it has started."""
-    return len(os.sched_getaffinity(0)) + 1
 
 
 LONGEST_FIRST = (

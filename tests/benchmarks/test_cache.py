@@ -26,7 +26,9 @@ def test_one_object_with_every_measure(capsys: pytest.CaptureFixture[str]) -> No
     with_target = [m["name"] for m in found["measures"] if m["target"] or m["max_ratio"]]
     for words in ("hash chain of", "tokens more", "memory", "insert", "match", "steps", "eviction", "replayed"):
         assert any(words in name for name in with_target), words
-    assert all(math.isfinite(m["value"]) for m in found["measures"]), "a difference of two times may be below zero"
+    assert all(math.isfinite(m["value"]) for m in found["measures"])
+    # resident memory is the kernel's: what others of this process give back meanwhile may be more than a small tree
+    assert all(m["value"] >= 0 for m in found["measures"] if m["unit"] != "GB")
     assert all(m["ratio"] is None or m["yardstick"] for m in found["measures"])
 
 

@@ -24,6 +24,8 @@ LENGTH = 300
 SAMPLING = Sampling(max_tokens=4)
 BREATH_S = 0.5
 SERVING = health_pb2.HealthCheckResponse.SERVING
+SOON_S = 3.0
+"""From a kill to the next good answer, and from the start of a node to its first."""
 
 
 async def serving_status(node: NodeProcess) -> int:
@@ -130,12 +132,14 @@ def test_a_node_joins_and_one_is_killed_and_comes_back_while_requests_run(world:
             joined_s = loop.time()
             await until(lambda: fleet.cached(1), bool, "the second prefill node serves")
             joining_s = loop.time() - joined_s
+            assert joining_s < SOON_S
 
             victim = fleet.prefills[0]
             killed_s = loop.time()
             victim.kill()
             await victim.wait()
             recovery_s = await fleet.good_answer_after(killed_s)
+            assert recovery_s < SOON_S
             status = await until(
                 fleet.status, lambda s: s.prefill[fleet.addresses[0]] != "up", "it is known to be gone"
             )
@@ -146,6 +150,7 @@ def test_a_node_joins_and_one_is_killed_and_comes_back_while_requests_run(world:
             back_s = loop.time()
             await until(lambda: fleet.cached(0), bool, "the restarted node serves")
             again_s = loop.time() - back_s
+            assert again_s < SOON_S
             await fleet.good_answer_after(loop.time())
 
             stop.set()
