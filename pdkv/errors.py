@@ -281,6 +281,12 @@ class ReservationDead(PdkvError):
     status = "ABORTED"
 
 
+class UnknownRequest(PdkvError):
+    """A call is about a request that doesn't run here: it has ended, or never came."""
+
+    status = "NOT_FOUND"
+
+
 class LeaseExpired(PdkvError):
     """The lease is unknown or over; a late renewal revives nothing."""
 

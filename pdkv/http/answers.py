@@ -7,7 +7,7 @@ answer. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class Answer:
     tokens: int = 0
     reason: str | None = None
     done: GenerateDone | None = None
-    """None also of an answer that a stop string ended: nobody has an account of it."""
+    """None also of an answer that a stop string ended, if the node couldn't be told: nobody has an account of it."""
     ids: list[int] = field(default_factory=list)
     """Those that were not said yet."""
 
@@ -76,12 +76,16 @@ class Answer:
 
 
 async def spoken(
-    events: AsyncGenerator[GenerateEvent, None], speech: Speech, answer: Answer
+    events: AsyncGenerator[GenerateEvent, None],
+    speech: Speech,
+    answer: Answer,
+    finish: Callable[[int], Awaitable[GenerateDone | None]],
 ) -> AsyncGenerator[str, None]:
     """The text that each token adds, often none, and what is left at the end; `answer` is up to date with each.
 
-    Ends at a stop string, which leaves `events` where they are. Raises what they raise, and `PeerLost` for events
-    without an end.
+    Ends at a stop string: `finish` is told after how many tokens, and brings the request behind `events` to its end
+    before the last text is said, so a client that has all of it may hang up. Raises what they raise, and `PeerLost` for
+    events without an end.
     """
     async for said in events:
         if isinstance(said, GenerateDone):
@@ -91,6 +95,7 @@ async def spoken(
         text = speech.push(said.token)
         if speech.stopped:
             answer.reason = "stop"
+            answer.done = await finish(answer.tokens)
         yield text
         if speech.stopped:
             return

@@ -1,9 +1,10 @@
 """The HTTP port: `POST /v1/completions`, `GET /v1/models`, `GET /health`.
 
 Guarantees: a request ends when its client goes away, its time is over or the service ends, and with it everything that
-runs for it on other nodes; a status is sent only when the first token is there, so what fails before has its own; what
-fails after is the stream's last event; a client that reads slowly holds one answer's next part; sizes, times and
-connections are bounded; whatever bytes come, only their connection ends.
+runs for it on other nodes; one that a stop string ends is finished there, and not aborted; a status is sent only when
+the first token is there, so what fails before has its own; what fails after is the stream's last event; a client that
+reads slowly holds one answer's next part; sizes, times and connections are bounded; whatever bytes come, only their
+connection ends.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from pdkv.errors import ConfigError, FieldRefused, PdkvError, UnknownModel
+from pdkv.errors import ConfigError, FieldRefused, PdkvError, UnknownModel, UnknownRequest
 from pdkv.http import answers
 from pdkv.http.access import Access, ApiKeys
 from pdkv.http.answers import Answer, spoken
@@ -33,8 +35,9 @@ from pdkv.http.speech import Speech
 from pdkv.http.tls import serving
 from pdkv.http.tokenizer import Tokenizer
 from pdkv.http.tracing import traced
+from pdkv.ids import RequestId
 from pdkv.node.flow import deadline
-from pdkv.node.messages import GenerateEvent, GenerateRequest
+from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.convert.checks import STREAM_SLACK_S
 from pdkv.rpc.security import Gate, KeyFiles, MutualTls, Security
@@ -50,6 +53,8 @@ BODY_S = 60.0
 STALL_S = 60.0
 """A client that takes nothing of its answer for so long is hung up on."""
 HANDSHAKE_S = 10.0
+FINISH_S = 5.0
+"""For a node to end a request whose answer has met a stop string; then it is aborted, and its client has its answer."""
 LAST_WORDS_S = 1.0
 """For an error to be written to a client that may not read."""
 WIRE = logging.getLogger(f"{__name__}.wire")
@@ -69,6 +74,7 @@ class Generating(Protocol):
     """A router or a decode node."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]: ...
+    async def finish(self, request: RequestId, output_tokens: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +237,27 @@ class HttpFront:
         speech = Speech(self._tokenizer.decoder(), question.stops, asked.sampling.stop_tokens)
         limit_s = asked.remaining_s + STREAM_SLACK_S
         async with deadline(limit_s, "the request"), aclosing(self._service.generate(asked)) as events:
-            texts = spoken(events, speech, answer)
+            texts = spoken(events, speech, answer, partial(self._finish, asked.request_id, events))
             async with aclosing(texts):
                 if question.body.stream:
                     return await self._streamed(request, question, answer, texts)
                 said = "".join([text async for text in texts])
         return web.json_response(answer.said(said, usage=True))
+
+    async def _finish(
+        self, request: RequestId, events: AsyncGenerator[GenerateEvent, None], tokens: int
+    ) -> GenerateDone | None:
+        """The account of a request whose answer is enough after `tokens`; None if it had to be left without one."""
+        done = None
+        try:
+            async with deadline(FINISH_S, "ending the request behind an answer that met a stop string"):
+                with suppress(UnknownRequest):  # it has just come to its end by itself
+                    await self._service.finish(request, tokens)
+                async for event in events:
+                    done = event if isinstance(event, GenerateDone) else done
+        except PdkvError as error:
+            log.warning("%s has its answer, and its end is not known: %s: %s", request, error.kind, error)
+        return done
 
     async def _streamed(
         self, request: web.Request, question: Question, answer: Answer, texts: AsyncGenerator[str, None]

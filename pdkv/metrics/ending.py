@@ -128,6 +128,7 @@ def answer_facts(ending: Ending) -> dict[str, Fact]:
     if not isinstance(done, GenerateDone):
         return facts
     facts |= {
+        "output_tokens": done.output_tokens,
         "finish_reason": done.finish_reason,
         "cached_tokens": cached_tokens(done.chunk_starts, done.shipment.prompt_tokens),
         **shipment_facts(done.shipment),

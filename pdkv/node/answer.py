@@ -1,14 +1,19 @@
 """The tokens of one request, said one after another, and the plain way to get the next one.
 
 Guarantees: a token is drawn from the logits of the position before its own, and by that position, however many logits
-come at a time; nothing is said after a stop token or past `max_tokens`.
+come at a time; nothing is said after a stop token or past `max_tokens`, or once whoever asked has enough.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import numpy as np
 
-from pdkv.ids import LocalPages
+from pdkv.errors import BoundsError, UnknownRequest
+from pdkv.ids import LocalPages, RequestId
 from pdkv.node.messages import Sampling, Token
 from pdkv.node.ports import Engine, Logits
 from pdkv.node.sampling import logits_digest, sample
@@ -51,6 +56,44 @@ class Answer:
         self.place += 1
         self.made += 1
         return said
+
+
+class Enough:
+    """Of one request: whoever asked may have all that it wants of the answer before this comes to its end by itself.
+    Runs on one event loop."""
+
+    def __init__(self, request: RequestId) -> None:
+        self.tokens: int | None = None
+        """Of the answer that count, once it was said; no token is said after that."""
+        self.told = 0
+        """Tokens of the answer that were said."""
+        self.over = False
+        """The answer has its end: it is too late to say anything."""
+        self._request = request
+        self._waits: asyncio.Timeout | None = None
+
+    def say(self, tokens: int) -> None:
+        """That the first `tokens` of the answer are all that counts. Raises `UnknownRequest`, `BoundsError`."""
+        if self.over:
+            raise UnknownRequest(f"request {self._request} has its answer", request=self._request)
+        if not 1 <= tokens <= self.told:
+            raise BoundsError("output_tokens", tokens, f"1 to {self.told}, as many as were said of the answer so far")
+        self.tokens = min(tokens, self.tokens or tokens)
+        if self._waits is not None:
+            self._waits.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def ends_waiting(self) -> AsyncIterator[None]:
+        """What is waited for in the body is for more of the answer: the wait ends, cancelled, if there is enough."""
+        self._waits = asyncio.timeout(None)
+        try:
+            async with self._waits:
+                yield
+        except TimeoutError:
+            if self.tokens is None:
+                raise
+        finally:
+            self._waits = None
 
 
 def plain_step(engine: Engine, answer: Answer) -> list[Token]:

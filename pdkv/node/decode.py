@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 
-from pdkv.errors import BoundsError, ConfigError, DeadlineExceeded, DuplicateRequest
+from pdkv.errors import BoundsError, ConfigError, DeadlineExceeded, DuplicateRequest, UnknownRequest
 from pdkv.ids import RequestId
+from pdkv.node.answer import Enough
 from pdkv.node.attempts import Attempts, Means
 from pdkv.node.base import NodeParts
 from pdkv.node.borrowing import Borrowing, Limits
@@ -44,6 +45,15 @@ WHOLE = "the request"
 """What has a request's own deadline."""
 
 
+@dataclass(slots=True)
+class _Running:
+    """A request."""
+
+    enough: Enough
+    reached: str = "none"
+    """The last stage."""
+
+
 class DecodeNode:
     """Has `generate`, the token stream of a request, and `status`."""
 
@@ -71,8 +81,7 @@ class DecodeNode:
         self.preemption = Preemption(parts, self.queue, settings.preempt, settings.offload_bytes)
         self.links = Links(parts, self.peers, directory, settings.prefill_addresses, settings.prefill_allow)
         self.keeper = PeerKeeper(self.peers, self.links.probe, settings.keeper)
-        self._running: dict[RequestId, str] = {}
-        """The stage that each request reached last."""
+        self._running: dict[RequestId, _Running] = {}
         self._turn = 0
         self._asked = count()
         self.farewells: set[asyncio.Task[None]] = set()
@@ -84,6 +93,14 @@ class DecodeNode:
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """`Token` by token, then `GenerateDone`. Closing it is the abort."""
         return streamed(lambda emit: self._serve(request, emit))
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        """Whoever asked has all it wants in the first `output_tokens` of the answer: its stream ends as one that came
+        to its end, with the reason "stop", before the next step. Raises `UnknownRequest` for one that doesn't run, or
+        whose answer has its end, `BoundsError` for more tokens than were said."""
+        if request not in self._running:
+            raise UnknownRequest(f"no request {request} runs here", request=request)
+        self._running[request].enough.say(output_tokens)
 
     async def connect(self, address: str) -> NodeIntro:
         """Connect to the prefill node at `address`, unless that is done. Raises `ContractMismatch`, `PeerLost`."""
@@ -145,14 +162,14 @@ class DecodeNode:
         if request.sampling.max_tokens < 1:
             raise BoundsError("max_tokens", request.sampling.max_tokens, "at least 1")
         prompt = plan_prompt(request.tokens, request.namespace, self.parts.contract)
-        self._running[request.request_id] = "none"
+        self._running[request.request_id] = _Running(Enough(request.request_id))
         try:
             async with deadline(request.remaining_s, WHOLE):
                 await self._generate(request, prompt, emit)
         except DeadlineExceeded as error:
             if error.fields.get("what") != WHOLE:
                 raise
-            reached = self._running[request.request_id]
+            reached = self._running[request.request_id].reached
             raise DeadlineExceeded(
                 f"{error}; the last stage it reached: {reached}", **error.fields, reached=reached
             ) from None
@@ -162,7 +179,7 @@ class DecodeNode:
 
     def _reached(self, stage: Stage, request: RequestId) -> None:
         if request in self._running:
-            self._running[request] = stage.value
+            self._running[request].reached = stage.value
         self._at(stage, request)
 
     async def _generate(self, request: GenerateRequest, prompt: Prompt, emit: Emit) -> None:
@@ -204,6 +221,7 @@ class DecodeNode:
                 attempts.reserved,
                 brought.done,
                 attempts.shipment(brought, began_s),
+                self._running[request.request_id].enough,
                 self.settings.cache_answers,
                 attempts.retries,
                 attempts.recomputed_tokens,

@@ -3,7 +3,8 @@
 Guarantees: a page that was sealed as the prompt's tail is void before a token of the answer is written to it; between
 two steps, and only there, the request gives way if it was asked to, or waits for the pages of the next step if it
 hasn't got all from the start; however it ends, its pages are given back. Of an answer that came to its end, and of no
-other, the full pages are in the tree before its end is said.
+other, the full pages are in the tree before its end is said; one that whoever asked has enough of ends between two
+steps, or amid a wait for pages, and then there may be none to keep.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdkv.kvcache.manager import Reservation
-from pdkv.node.answer import Answer
+from pdkv.node.answer import Answer, Enough
 from pdkv.node.base import NodeParts
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, PrefillDone, Shipment, Token
 from pdkv.node.preemption import Preemption, Runner
@@ -38,6 +39,7 @@ class Arrived:
     reservation: Reservation
     done: PrefillDone
     shipment: Shipment
+    enough: Enough
     cache_answer: bool = True
     retries: int = 0
     recomputed_tokens: int = 0
@@ -48,10 +50,12 @@ async def decode(
 ) -> None:
     """From the first token, which prefill drew, to the end. All of a step runs in the engine's thread."""
     request, prompt, reservation, done = arrived.request, arrived.prompt, arrived.reservation, arrived.done
+    enough = arrived.enough
     by = arrived.shipment.prefill_address or str(parts.name)
     instead = "" if by == request.prefill_address or not request.prefill_address else by
     first = Token(0, done.first_token, done.first_logprob, done.logits_digest, instead=instead)
     emit(first)
+    enough.told += 1
     parts.manager.take_private(reservation, reservation.sequence[prompt.pages :])
     # The tail page gets this node's own tokens from here on: nobody may take it for what was sealed.
     parts.manager.reopen_private(reservation, reservation.sequence[prompt.recorded_pages : prompt.pages])
@@ -61,21 +65,23 @@ async def decode(
     decoder = Decoder(parts.engine, parts.drafter, parts.pool, parts.contract.draft_tokens, done.draft)
     runner = Runner(prompt, arrived.ask, reservation, answer, done.chunk_starts, [first.token])
     with preemption.running(runner):
-        while not answer.over:
-            if runner.asked:
-                await preemption.give_way(runner)
-            await _places(parts, arrived.queue, runner)
+        while not answer.over and await _may_go_on(parts, preemption, arrived, runner):
             parts.at(Stage.DECODING, request.request_id)
             for token in await parts.steps.run(decoder.step, answer):
-                runner.said.append(token.token)
-                emit(token)
-        if arrived.cache_answer:
+                if enough.tokens is None:
+                    runner.said.append(token.token)
+                    emit(token)
+                    enough.told += 1
+        enough.over = True
+        reason = "stop" if enough.tokens else answer.reason
+        del runner.said[enough.tokens or len(runner.said) :]
+        if arrived.cache_answer and preemption.holds(runner):
             await _cache_answer(parts, runner)
     speculation = decoder.report(answer.made)
     emit(
         GenerateDone(
-            answer.reason,
-            answer.made,
+            reason,
+            len(runner.said),
             arrived.shipment,
             done.chunk_starts,
             speculation,
@@ -84,6 +90,16 @@ async def decode(
             recomputed_tokens=arrived.recomputed_tokens,
         )
     )
+
+
+async def _may_go_on(parts: NodeParts, preemption: Preemption, arrived: Arrived, runner: Runner) -> bool:
+    """The request has what its next step needs. False if that step isn't wanted."""
+    if arrived.enough.tokens is None:
+        async with arrived.enough.ends_waiting():
+            if runner.asked:
+                await preemption.give_way(runner)
+            await _places(parts, arrived.queue, runner)
+    return arrived.enough.tokens is None
 
 
 async def _places(parts: NodeParts, queue: AdmissionQueue, runner: Runner) -> None:

@@ -95,6 +95,10 @@ class Preemption:
                 self._running.remove(runner)
             self._parts.manager.end(runner.reservation)
 
+    def holds(self, runner: Runner) -> bool:
+        """It has its pages, and all of its rows are in them."""
+        return runner in self._running
+
     def make_room(self, short_pages: int) -> bool:
         """Ask as many to give way as it takes for `short_pages`; nobody if it takes more than there are. True if some
         are on their way out now."""

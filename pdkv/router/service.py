@@ -31,8 +31,10 @@ from pdkv.errors import (
     PeerLost,
     ProtocolError,
     RemoteError,
+    UnknownRequest,
     WrongIncarnation,
 )
+from pdkv.ids import RequestId
 from pdkv.node.flow import Idle
 from pdkv.node.messages import FailurePolicy, GenerateDone, GenerateEvent, GenerateRequest, Token
 from pdkv.node.routing import RouterStatus
@@ -93,6 +95,8 @@ class Router:
         self._choices: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._nodes = nodes
         self._requests = 0
+        self._begun: dict[RequestId, _Route] = {}
+        """Of each request that has a first token, its way; of two with one id, the younger's."""
         self._idle = Idle(lambda: self._requests)
         self.draining = False
         registry.left = self._left
@@ -138,6 +142,13 @@ class Router:
         finally:
             self._requests -= 1
             self._idle.changed()
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        """As `DecodeNode.finish`, which is told. Raises `UnknownRequest` for one that has no token yet too, and what
+        the call ends with."""
+        if (route := self._begun.get(request)) is None:
+            raise UnknownRequest(f"no request {request} runs here that has a token", request=request)
+        await self._nodes.decode(route.pair.decode.address).finish(request, output_tokens)
 
     async def drain(self) -> None:
         """Take no new requests; return when the running ones have ended."""
@@ -194,14 +205,19 @@ class Router:
         pair = route.pair
         with given(route.weights.given(pair), pair.prefill.load, pair.decode.load) as share:
             async with aclosing(self._nodes.decode(pair.decode.address).generate(asked)) as events:
-                async for event in events:
-                    if not route.started:
-                        route.started = True
-                        computed(share, pair.prefill.load)
-                        self._came_through(pair, route.others, event)
-                    if isinstance(event, GenerateDone):
-                        self._asking.ended(pair, route.weights, event)
-                    yield event
+                try:
+                    async for event in events:
+                        if not route.started:
+                            route.started = True
+                            self._begun[asked.request_id] = route
+                            computed(share, pair.prefill.load)
+                            self._came_through(pair, route.others, event)
+                        if isinstance(event, GenerateDone):
+                            self._asking.ended(pair, route.weights, event)
+                        yield event
+                finally:
+                    if self._begun.get(asked.request_id) is route:
+                        del self._begun[asked.request_id]
 
     async def _tried_by_others(self, pair: Pair, refusals: _Refusals, remaining_s: float) -> bool:
         """A node of the pair is on trial: wait for how that goes, once. What failed for one has failed for all."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pdkv.errors import DeadlineExceeded, NotADecodeNode, NotAPrefillNode, PdkvError, PeerLost, RemoteError
+from pdkv.ids import RequestId
 from pdkv.node.messages import NodeStatus
 from pdkv.node.ports import DecodeService
 from pdkv.node.readiness import Readiness
@@ -35,6 +36,8 @@ class Stated(Protocol):
 
 class StatedDecode(DecodeService, Stated, Protocol):
     """A decode node, as a router sees it."""
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None: ...
 
 
 class NodeDirectory(Protocol):

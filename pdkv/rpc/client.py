@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pdkv.errors import DeadlineExceeded, NotAuthorised, PeerLost, ProtocolError, TlsRefused, WrongIncarnation
-from pdkv.ids import PeerName, UInt64Array
+from pdkv.ids import PeerName, RequestId, UInt64Array
 from pdkv.kvcache.arrival import Arrival
 from pdkv.node.messages import (
     GenerateEvent,
@@ -95,6 +95,11 @@ class Client:
                 # Nobody cancelled the caller: its channel was closed under the call.
                 raise PeerLost(f"{what}: channel to {self.address} was closed here", address=self.address) from None
 
+    async def _ask(self, call: str, message: checks.Message, node: str = "") -> Any:
+        """What a call is answered with, that is answered at once."""
+        async with self._call(call, message, node) as stub:
+            return await getattr(stub, call)(message, timeout=self._settings.call_timeout_s)
+
     async def _first(self, call: str, message: checks.Message) -> Any:
         """A call that waits until the peer can be reached, at most `connect_timeout_s`; then raises `PeerLost`. What
         TLS refuses is raised at once: it would be refused again."""
@@ -149,9 +154,7 @@ class _Node(Client):
         return named
 
     async def release_lease(self, call: LeaseCall) -> None:
-        message = prefill.lease_call_to_pb(call)
-        async with self._call("ReleaseLease", message, call.envelope.receiver.node) as stub:
-            reply = await stub.ReleaseLease(message, timeout=self._settings.call_timeout_s)
+        reply = await self._ask("ReleaseLease", prefill.lease_call_to_pb(call), call.envelope.receiver.node)
         common.require_reply(call.envelope, reply.envelope)
 
 
@@ -161,16 +164,12 @@ class GrpcSource(_Node):
     _service = source_pb2_grpc.SourceStub
 
     async def locate(self, call: LocateCall) -> int:
-        message = source.locate_call_to_pb(call)
-        async with self._call("Locate", message, call.envelope.receiver.node) as stub:
-            reply = await stub.Locate(message, timeout=self._settings.call_timeout_s)
+        reply = await self._ask("Locate", source.locate_call_to_pb(call), call.envelope.receiver.node)
         common.require_reply(call.envelope, reply.envelope)
         return source.located_from_pb(reply, len(call.hashes))
 
     async def lend(self, call: LendCall) -> Loan:
-        message = source.lend_call_to_pb(call)
-        async with self._call("Lend", message, call.envelope.receiver.node) as stub:
-            reply = await stub.Lend(message, timeout=self._settings.call_timeout_s)
+        reply = await self._ask("Lend", source.lend_call_to_pb(call), call.envelope.receiver.node)
         common.require_reply(call.envelope, reply.envelope)
         return source.loan_from_pb(reply)
 
@@ -179,15 +178,10 @@ class _Stated(Client):
     """A node of either role, as a router sees it."""
 
     async def status(self) -> NodeStatus:
-        request = common_pb2.StatusRequest()
-        async with self._call("Status", request) as stub:
-            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
-        return common.status_from_pb(reply)
+        return common.status_from_pb(await self._ask("Status", common_pb2.StatusRequest()))
 
     async def estimate(self, call: EstimateCall) -> Estimate:
-        message = routing.estimate_call_to_pb(call)
-        async with self._call("Estimate", message) as stub:
-            reply = await stub.Estimate(message, timeout=self._settings.call_timeout_s)
+        reply = await self._ask("Estimate", routing.estimate_call_to_pb(call))
         return routing.estimate_from_pb(reply, len(call.hashes))
 
 
@@ -218,9 +212,7 @@ class GrpcPrefillPeer(_Node, _Stated):
                 call.cancel()
 
     async def renew_lease(self, call: LeaseCall) -> float:
-        message = prefill.lease_call_to_pb(call)
-        async with self._call("RenewLease", message, call.envelope.receiver.node) as stub:
-            reply = await stub.RenewLease(message, timeout=self._settings.call_timeout_s)
+        reply = await self._ask("RenewLease", prefill.lease_call_to_pb(call), call.envelope.receiver.node)
         common.require_reply(call.envelope, reply.envelope)
         return checks.duration_s("ttl_s", reply.ttl_s)
 
@@ -242,16 +234,17 @@ class _GenerateClient(Client):
 class GrpcDecodeClient(_GenerateClient, _Stated):
     _service = decode_pb2_grpc.DecodeStub
 
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        """Raises `UnknownRequest`, `BoundsError`."""
+        await self._ask("Finish", generate.finish_call_to_pb(request, output_tokens))
+
 
 class GrpcRouterClient(_GenerateClient):
     _service = router_pb2_grpc.RouterStub
     _over = "front"
 
     async def status(self) -> RouterStatus:
-        request = common_pb2.StatusRequest()
-        async with self._call("Status", request) as stub:
-            reply = await stub.Status(request, timeout=self._settings.call_timeout_s)
-        return routing.router_status_from_pb(reply)
+        return routing.router_status_from_pb(await self._ask("Status", common_pb2.StatusRequest()))
 
 
 class GrpcRank(Client):
@@ -332,9 +325,7 @@ class GrpcVisit(Client):
     _service = visit_pb2_grpc.VisitStub
 
     async def introduce(self) -> NodeIntro:
-        request = common_pb2.StatusRequest()
-        async with self._call("Introduce", request) as stub:
-            return intro.introduction_from_pb(await stub.Introduce(request, timeout=self._settings.call_timeout_s))
+        return intro.introduction_from_pb(await self._ask("Introduce", common_pb2.StatusRequest()))
 
 
 class GrpcDirectory:

@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pdkv.errors import PdkvError
+from pdkv.ids import RequestId
 from pdkv.node.control import Control
 from pdkv.node.flow import deadline
 from pdkv.node.messages import (
@@ -103,6 +104,7 @@ class GenerateService(Protocol):
 class DecodeService(GenerateService, Protocol):
     """`pdkv.node.decode.DecodeNode`, as served."""
 
+    async def finish(self, request: RequestId, output_tokens: int) -> None: ...
     def status(self) -> NodeStatus: ...
     def estimate(self, call: EstimateCall) -> Estimate: ...
 
@@ -173,6 +175,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
     async def Generate(self, request: decode_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         await _generate(self._node, request, context)
+
+    async def Finish(self, request: decode_pb2.FinishCall, context: Context) -> decode_pb2.FinishReply:
+        await self._node.finish(*generate.finish_call_from_pb(request))
+        return decode_pb2.FinishReply()
 
     async def Status(self, request: common_pb2.StatusRequest, context: Context) -> common_pb2.NodeStatus:
         return common.status_to_pb(self._node.status())

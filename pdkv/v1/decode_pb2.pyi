@@ -192,6 +192,44 @@ class GenerateDone(_message.Message):
 Global___GenerateDone: _TypeAlias = GenerateDone  # noqa: Y015
 
 @_typing.final
+class FinishCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    output_tokens: _builtins.int
+    """Of the answer, from its first: what follows was not wanted, and counts for nothing."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishCall: _TypeAlias = FinishCall  # noqa: Y015
+
+@_typing.final
+class FinishReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishReply: _TypeAlias = FinishReply  # noqa: Y015
+
+@_typing.final
 class Speculation(_message.Message):
     """What became of a request's drafts."""
 

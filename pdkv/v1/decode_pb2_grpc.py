@@ -45,6 +45,11 @@ class DecodeStub:
                 request_serializer=pdkv_dot_v1_dot_common__pb2.StatusRequest.SerializeToString,
                 response_deserializer=pdkv_dot_v1_dot_common__pb2.NodeStatus.FromString,
                 _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/pdkv.v1.Decode/Finish',
+                request_serializer=pdkv_dot_v1_dot_decode__pb2.FinishCall.SerializeToString,
+                response_deserializer=pdkv_dot_v1_dot_decode__pb2.FinishReply.FromString,
+                _registered_method=True)
         self.Estimate = channel.unary_unary(
                 '/pdkv.v1.Decode/Estimate',
                 request_serializer=pdkv_dot_v1_dot_common__pb2.EstimateCall.SerializeToString,
@@ -68,6 +73,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Finish(self, request, context):
+        """Whoever asked has all that it wants of an answer: its stream ends as one that came to its end, with "stop".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Estimate(self, request, context):
         """What a request would find here; for whoever may ask for the status.
         """
@@ -87,6 +99,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=pdkv_dot_v1_dot_common__pb2.StatusRequest.FromString,
                     response_serializer=pdkv_dot_v1_dot_common__pb2.NodeStatus.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
+                    request_deserializer=pdkv_dot_v1_dot_decode__pb2.FinishCall.FromString,
+                    response_serializer=pdkv_dot_v1_dot_decode__pb2.FinishReply.SerializeToString,
             ),
             'Estimate': grpc.unary_unary_rpc_method_handler(
                     servicer.Estimate,
@@ -148,6 +165,33 @@ class Decode:
             '/pdkv.v1.Decode/Status',
             pdkv_dot_v1_dot_common__pb2.StatusRequest.SerializeToString,
             pdkv_dot_v1_dot_common__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdkv.v1.Decode/Finish',
+            pdkv_dot_v1_dot_decode__pb2.FinishCall.SerializeToString,
+            pdkv_dot_v1_dot_decode__pb2.FinishReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class DecodeStub:
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateEvent]
     """Token ..., GenerateDone. Cancelling is the abort."""
     Status: _grpc.UnaryUnaryMultiCallable[_common_pb2.StatusRequest, _common_pb2.NodeStatus]
+    Finish: _grpc.UnaryUnaryMultiCallable[_decode_pb2.FinishCall, _decode_pb2.FinishReply]
+    """Whoever asked has all that it wants of an answer: its stream ends as one that came to its end, with "stop"."""
     Estimate: _grpc.UnaryUnaryMultiCallable[_common_pb2.EstimateCall, _common_pb2.NodeEstimate]
     """What a request would find here; for whoever may ask for the status."""
 
@@ -44,6 +46,8 @@ class DecodeAsyncStub(DecodeStub):
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateEvent]  # type: ignore[assignment]
     """Token ..., GenerateDone. Cancelling is the abort."""
     Status: _aio.UnaryUnaryMultiCallable[_common_pb2.StatusRequest, _common_pb2.NodeStatus]  # type: ignore[assignment]
+    Finish: _aio.UnaryUnaryMultiCallable[_decode_pb2.FinishCall, _decode_pb2.FinishReply]  # type: ignore[assignment]
+    """Whoever asked has all that it wants of an answer: its stream ends as one that came to its end, with "stop"."""
     Estimate: _aio.UnaryUnaryMultiCallable[_common_pb2.EstimateCall, _common_pb2.NodeEstimate]  # type: ignore[assignment]
     """What a request would find here; for whoever may ask for the status."""
 
@@ -62,6 +66,14 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         request: _common_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.NodeStatus, _abc.Awaitable[_common_pb2.NodeStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def Finish(
+        self,
+        request: _decode_pb2.FinishCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decode_pb2.FinishReply, _abc.Awaitable[_decode_pb2.FinishReply]]:
+        """Whoever asked has all that it wants of an answer: its stream ends as one that came to its end, with "stop"."""
 
     @_abc_1.abstractmethod
     def Estimate(

@@ -161,6 +161,30 @@ def test_a_client_that_goes_away_frees_everything_everywhere(world: World, front
     world.run(body())
 
 
+def test_a_stop_text_ends_a_long_answer_as_one_that_is_done(world: World, front: NodeProcess) -> None:
+    """Its stop comes after a full page of the answer, which the next turn finds."""
+    prompt = text(335, 60)
+
+    async def body() -> None:
+        async with client_of(front) as client:
+            asked: dict[str, Any] = {"model": "pdkv", "prompt": prompt, "temperature": 0}
+            whole = (await client.completions.create(**asked, max_tokens=100)).choices[0].text
+            start = next(at for at in range(80, len(whole) - 3) if whole.find(whole[at : at + 3]) == at)
+            said = await client.completions.create(
+                **asked, max_tokens=LONG, stop=whole[start : start + 3], extra_body={"user": "another"}
+            )
+            assert (said.choices[0].text, said.choices[0].finish_reason) == (whole[:start], "stop")
+            assert said.usage is not None
+            assert said.usage.completion_tokens < LONG
+            await everything_given_back(world, front)
+        lines = [json.loads(line) for line in front.log.read_text("utf-8").splitlines()]
+        (mine,) = (line for line in lines if line["message"] == WORDS and line["request"] == said.id)
+        assert (mine["outcome"], mine["finish_reason"]) == ("done", "stop")
+        assert mine["output_tokens"] == said.usage.completion_tokens
+
+    world.run(body())
+
+
 def test_a_router_that_is_told_to_end_says_its_answers_to_the_end(world: World) -> None:
     async def body() -> None:
         router = await world.start_router(

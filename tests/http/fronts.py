@@ -14,6 +14,7 @@ from aiohttp import ClientSession
 from pdkv.errors import Draining, PdkvError
 from pdkv.http.front import HttpFront, HttpSettings
 from pdkv.http.tokenizer import tokenizer_named
+from pdkv.ids import RequestId
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, Shipment, Token
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.security import Gate, PlainText, Security
@@ -36,8 +37,22 @@ class Service:
         self.running = 0
         self.told = 0
         """Tokens of all requests."""
+        self.enough = asyncio.Event()
+        self.finished: list[int] = []
+        self.ends: list[str] = []
+        """Of streams that were read to their end."""
+        self.deaf: PdkvError | None = None
+        """Raised by `finish`."""
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        assert request == self.asked[-1].request_id
+        self.finished.append(output_tokens)
+        if self.deaf is not None:
+            raise self.deaf
+        self.enough.set()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        self.enough.clear()
         self.asked.append(request)
         self.running += 1
         self.closed.clear()
@@ -45,12 +60,17 @@ class Service:
             for index, token in enumerate(self.says.encode()):
                 if index == self.waits_at:
                     self.waiting.set()
-                    await asyncio.Event().wait()
+                    await self.enough.wait()
+                if self.enough.is_set():
+                    yield GenerateDone("stop", self.finished[-1], Shipment(), (1,))
+                    self.ends.append("stop")
+                    return
                 self.told += 1
                 yield Token(index, token, 0.0)
             if self.fails is not None:
                 raise self.fails
             yield GenerateDone("length", len(self.says), Shipment(), (1,))
+            self.ends.append("length")
         finally:
             self.running -= 1
             if not self.running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
@@ -25,9 +26,12 @@ def heard(text: str, stop: tuple[str, ...] = (), *, ends: bool = True) -> tuple[
     answer = Answer("c", "tiny", 5, 200, shows_ids=True)
     tokens = [Token(n, token, 0.0) for n, token in enumerate(text.encode())]
 
+    async def finish(tokens: int) -> GenerateDone:
+        return replace(DONE, finish_reason="stop", output_tokens=tokens)
+
     async def body() -> list[str]:
         speech = Speech(ByteTokenizer().decoder(), stop)
-        return [part async for part in spoken(told(*tokens, *([DONE] if ends else [])), speech, answer)]
+        return [part async for part in spoken(told(*tokens, *([DONE] if ends else [])), speech, answer, finish)]
 
     return asyncio.run(body()), answer
 
@@ -54,10 +58,11 @@ def test_an_answer_with_its_account() -> None:
     assert answer.usage_alone()["choices"] == []
 
 
-def test_an_answer_that_a_stop_string_ended_has_no_account() -> None:
+def test_an_answer_that_a_stop_string_ends_has_the_account_of_its_finish() -> None:
     parts, answer = heard("abc", ("b",))
     assert (parts, answer.reason, answer.tokens) == (["a", ""], "stop", 2)
-    assert answer.usage_alone()["usage"]["prompt_tokens_details"] is None
+    assert answer.done == replace(DONE, finish_reason="stop", output_tokens=2)
+    assert answer.usage_alone()["usage"]["prompt_tokens_details"] == {"cached_tokens": 128}
 
 
 def test_events_without_an_end_are_no_answer() -> None:

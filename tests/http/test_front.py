@@ -13,7 +13,7 @@ from aiohttp import ClientSession, ServerDisconnectedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdkv.errors import CapacityError, PeerLost
+from pdkv.errors import CapacityError, PeerLost, UnknownRequest
 from pdkv.http.front import HttpFront
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.security import Gate
@@ -52,15 +52,60 @@ def test_a_stream_says_the_same_in_parts() -> None:
     run(test)
 
 
-def test_a_stop_string_ends_the_request_behind_it() -> None:
+def test_a_stop_string_finishes_the_request_behind_it() -> None:
+    """It waits for nothing but to be told, and its stream is read to its end before the last text is said."""
+
     async def test() -> None:
         service = Service("hello", waits_at=4)
         async with fronted(service) as (_, address):
             _, said, _ = await posted(address, body(stop="ll"))
             assert (said["choices"][0]["text"], said["choices"][0]["finish_reason"]) == ("he", "stop")
-            await service.closed.wait()
+            assert said["usage"]["completion_tokens"] == 4
+            assert said["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+            assert service.ends == ["stop"]
+            *parts, usage, _ = await streamed(address, body(stop="ll", stream_options={"include_usage": True}))
+            assert "".join(part["choices"][0]["text"] for part in parts) == "he"
+            assert (parts[-1]["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"]) == ("stop", 4)
+        assert (service.finished, service.ends) == ([4, 4], ["stop", "stop"])
 
     run(test)
+
+
+def test_one_that_came_to_its_end_by_itself_meanwhile_has_its_account_too() -> None:
+    async def test() -> None:
+        service = Service("hello")
+        service.deaf = UnknownRequest("it has its answer")
+        async with fronted(service) as (_, address):
+            _, said, _ = await posted(address, body(stop="ll"))
+        assert (said["choices"][0]["text"], said["choices"][0]["finish_reason"]) == ("he", "stop")
+        assert said["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+        assert service.ends == ["length"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("deaf", [PeerLost("gone"), None])
+def test_one_that_cannot_be_finished_is_aborted_by_name(
+    deaf: PeerLost | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is gone, or is told and goes on and on: the client has its answer all the same."""
+
+    async def test() -> None:
+        service = Service("hello", waits_at=4)
+        service.deaf = deaf
+        if deaf is None:
+            monkeypatch.setattr("pdkv.http.front.FINISH_S", 0.01)
+            monkeypatch.setattr(service.enough, "set", lambda: None)
+        async with fronted(service) as (_, address):
+            _, said, _ = await posted(address, body(stop="ll"))
+            assert (said["choices"][0]["text"], said["choices"][0]["finish_reason"]) == ("he", "stop")
+            assert said["usage"]["prompt_tokens_details"] is None
+            await service.closed.wait()
+        assert service.ends == []
+
+    run(test)
+    kind = "PeerLost" if deaf else "DeadlineExceeded"
+    assert f"has its answer, and its end is not known: {kind}" in caplog.text
 
 
 def test_what_fails_before_the_first_token_has_a_status_of_its_own() -> None:

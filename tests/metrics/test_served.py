@@ -82,6 +82,24 @@ def test_a_client_that_goes_away_aborts() -> None:
     assert value(decode, "pdkv_requests_total", outcome="done") == 0
 
 
+def test_a_client_that_has_enough_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(pair: Pair) -> None:
+        asked = request(300)
+        async with aclosing(pair.decode.generate(asked)) as events:
+            await anext(events)
+            await pair.decode.finish(asked.request_id, 1)
+            async for _ in events:
+                pass
+
+    caplog.set_level("INFO", "pdkv.request")
+    _, decode = counted(body, make_pair())
+    assert value(decode, "pdkv_requests_total", outcome="done") == 1
+    assert value(decode, "pdkv_requests_total", outcome="aborted") == 0
+    assert value(decode, "pdkv_tokens_total", kind="output") == 1
+    facts = [record.facts for record in caplog.records if "output_tokens" in getattr(record, "facts", {})]  # type: ignore[attr-defined]
+    assert [(of["finish_reason"], of["output_tokens"]) for of in facts] == [("stop", 1)]
+
+
 async def refused(pair: Pair, asked: GenerateRequest) -> PdkvError:
     with pytest.raises(PdkvError) as error:
         await answers(pair.decode.generate(asked))

@@ -25,6 +25,7 @@ from pdkv.errors import (
     RemoteError,
     StalePages,
 )
+from pdkv.ids import RequestId
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
 from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.router.registry import Registry
@@ -52,6 +53,7 @@ class Nodes:
         self.asked: list[tuple[str, str]] = []
         self.requests: list[GenerateRequest] = []
         self.dropped: list[str] = []
+        self.finished: list[tuple[str, str, int]] = []
 
     def decode(self, address: str) -> "Scripted":
         return Scripted(self, address)
@@ -72,6 +74,9 @@ class Scripted:
         self._nodes.requests.append(request)
         script = self._nodes.scripts.get(f"{self._address}_{request.prefill_address}")
         return (script or Stream(*DONE))(request)
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        self._nodes.finished.append((self._address, request, output_tokens))
 
     async def status(self) -> NodeStatus:
         raise AssertionError("requests ask for no status")

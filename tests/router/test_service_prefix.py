@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pdkv.errors import CapacityError, DeadlineExceeded, NeverFits, RouterFull
-from pdkv.ids import Incarnation, NodeId, PeerName
+from pdkv.ids import Incarnation, NodeId, PeerName, RequestId
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest, NodeStatus, Shipment
 from pdkv.node.routing import Estimate, EstimateCall
 from pdkv.router.policy import Policy
@@ -51,6 +51,9 @@ class One:
         self._nodes.requests.append((self._address, request))
         script = self._nodes.scripts.get(self._address)
         return (script or Stream(samples.TOKEN, samples.GENERATE_DONE))(request)
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        raise AssertionError("nobody has enough")
 
     async def status(self) -> NodeStatus:
         raise AssertionError("requests ask for no status")

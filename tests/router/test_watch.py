@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pdkv.errors import DeadlineExceeded, NotAuthorised, PdkvError, PeerLost, RemoteError
+from pdkv.ids import RequestId
 from pdkv.node.flow import together
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
 from pdkv.node.readiness import Readiness
@@ -62,6 +63,9 @@ class Status:
         raise AssertionError("a watch asks for nothing but a status")
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        raise AssertionError("a watch asks for nothing but a status")
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
         raise AssertionError("a watch asks for nothing but a status")
 
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from pdkv.errors import PdkvError
+from pdkv.errors import PdkvError, UnknownRequest
+from pdkv.ids import RequestId
 from pdkv.node.messages import (
     GenerateEvent,
     GenerateRequest,
@@ -127,6 +128,12 @@ class FakeDecode:
 
     def __init__(self, stream: Stream | None = None) -> None:
         self.stream = stream or Stream()
+        self.finished: list[tuple[RequestId, int]] = []
+
+    async def finish(self, request: RequestId, output_tokens: int) -> None:
+        if request != samples.generate_request().request_id:
+            raise UnknownRequest(f"no request {request} runs here", request=request)
+        self.finished.append((request, output_tokens))
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         return self.stream(request)

@@ -169,6 +169,7 @@ class Live:
             "Source/Lend": source.lend_call_to_pb(LendCall(envelope, hashes, 0)),
             "Source/ReleaseLease": lease,
             "Decode/Generate": generate.generate_request_to_pb(asked),
+            "Decode/Finish": generate.finish_call_to_pb(asked.request_id, 1),
             "Router/Generate": generate.generate_request_to_pb(asked),
             **{f"Rank/{name}": message for name, message in self._for_a_rank(decode.name).items()},
         }

@@ -22,9 +22,10 @@ from pdkv.errors import (
     ProtocolError,
     RemoteError,
     TlsRefused,
+    UnknownRequest,
     WrongIncarnation,
 )
-from pdkv.ids import Incarnation, PageHashes, PeerName
+from pdkv.ids import Incarnation, PageHashes, PeerName, RequestId
 from pdkv.node.messages import Accepted, NodeIntro, Token
 from pdkv.node.ranks import Joining
 from pdkv.node.routing import Estimate, EstimateCall
@@ -107,6 +108,22 @@ def test_a_cancelled_caller_ends_the_stream_at_the_node() -> None:
                 await task
             await soon(node.stream.ended)
             assert node.stream.end in ("CancelledError", "GeneratorExit")
+
+    run(body)
+
+
+def test_a_decode_node_is_told_that_an_answer_is_enough() -> None:
+    async def body() -> None:
+        node = FakeDecode()
+        async with serving(decode=node) as (server, directory):
+            client, asked = directory.decode(server.address), samples.generate_request().request_id
+            await client.finish(asked, 3)
+            assert node.finished == [(asked, 3)]
+            with pytest.raises(UnknownRequest, match="no request other runs here") as unknown:
+                await client.finish(RequestId("other"), 3)
+            assert unknown.value.fields["request"] == "other"
+            with pytest.raises(BoundsError, match="output_tokens: 0"):
+                await client.finish(asked, 0)
 
     run(body)
 

@@ -46,7 +46,7 @@ METHODS = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-ANYBODY = (common_pb2.StatusRequest, common_pb2.EstimateCall, decode_pb2.GenerateRequest)
+ANYBODY = (common_pb2.StatusRequest, common_pb2.EstimateCall, decode_pb2.GenerateRequest, decode_pb2.FinishCall)
 """Requests that say nothing of who sends them: whoever is let in may send them."""
 
 

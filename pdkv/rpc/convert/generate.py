@@ -69,6 +69,15 @@ def _policy_from_pb(name: str) -> FailurePolicy | None:
     return FailurePolicy(checks.one_of("on_failure", name, FAILURE_POLICIES)) if name else None
 
 
+def finish_call_to_pb(request: RequestId, output_tokens: int) -> decode_pb2.FinishCall:
+    return decode_pb2.FinishCall(request_id=request, output_tokens=output_tokens)
+
+
+def finish_call_from_pb(message: decode_pb2.FinishCall) -> tuple[RequestId, int]:
+    checks.within("output_tokens", message.output_tokens, 1, checks.MAX_TOKENS)
+    return RequestId(checks.name("request_id", message.request_id)), message.output_tokens
+
+
 def generate_event_to_pb(event: GenerateEvent) -> decode_pb2.GenerateEvent:
     match event:
         case Token():

@@ -20,6 +20,20 @@ def test_request(request: GenerateRequest) -> None:
     assert samples.same(back, request)
 
 
+@given(samples.generate_requests, st.integers(1, 1 << 20))
+def test_that_an_answer_is_enough(request: GenerateRequest, tokens: int) -> None:
+    wire = generate.finish_call_to_pb(request.request_id, tokens).SerializeToString()
+    back = generate.finish_call_from_pb(decode_pb2.FinishCall.FromString(wire))
+    assert back == (request.request_id, tokens)
+
+
+def test_enough_of_nothing_and_of_nobody_are_refused() -> None:
+    with pytest.raises(BoundsError, match="output_tokens: 0; allowed: 1 to"):
+        generate.finish_call_from_pb(decode_pb2.FinishCall(request_id="a"))
+    with pytest.raises(PdkvError, match="request_id"):
+        generate.finish_call_from_pb(decode_pb2.FinishCall(output_tokens=1))
+
+
 @given(st.one_of(samples.tokens, samples.generate_dones))
 def test_event(event: GenerateEvent) -> None:
     wire = generate.generate_event_to_pb(event).SerializeToString()
