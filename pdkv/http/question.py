@@ -29,6 +29,9 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Name = Annotated[str, Field(max_length=MAX_TEXT, pattern=_PRINTABLE)]
+# Not Literal[1] and Literal[False]: to Python true is 1, and 0 is false.
+One = Annotated[int, Field(ge=1, le=1)]
+Never = Annotated[bool, Field(lt=True)]
 
 ALLOWED = {
     "model": "the name of a served model",
@@ -87,9 +90,9 @@ class CompletionBody(BaseModel):
     return_token_ids: bool | None = None
     user: Name | None = None
     cache_salt: Name | None = None
-    n: Literal[1] | None = None
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    n: One | None = None
+    best_of: One | None = None
+    echo: Never | None = None
     logprobs: None = None
     suffix: Literal[""] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None

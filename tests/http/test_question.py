@@ -80,6 +80,8 @@ def test_prompts(prompt: Any, due: Any) -> None:
     assert question.without_prompt().prompt == ""
 
 
+NUMBERS = ("max_tokens", "temperature", "top_p", "seed", "n", "best_of", "presence_penalty", "frequency_penalty")
+SWITCHES = ("ignore_eos", "echo", "stream", "return_token_ids")
 NO_PROMPTS = (None, [], [[]], ["a", "b"], [[1], [2]], [1, "a"], [-1], [2**32], [1.5], [True], {}, 5)
 WRONG: tuple[tuple[str, Any], ...] = (
     *(
@@ -94,6 +96,11 @@ WRONG: tuple[tuple[str, Any], ...] = (
     *(("stop_token_ids", value) for value in ([-1], [1] * 257)),
     *(("stream_options", value) for value in ({"include_usage": True}, {"include": 1}, 5)),
     *(("n", value) for value in (0, 2)),
+    *((field, value) for field in NUMBERS for value in (True, False)),
+    *((field, value) for field in SWITCHES for value in (0, 1, 0.0)),
+    ("stream_options", {"include_usage": 1}),
+    ("stop_token_ids", [True]),
+    ("prompt", [[True]]),
     *(("user", value) for value in ("x" * 1025, "a\nb", 5)),
     ("best_of", 2),
     ("echo", True),
