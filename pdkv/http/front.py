@@ -3,8 +3,9 @@
 Guarantees: a request ends when its client goes away, its time is over or the service ends, and with it everything that
 runs for it on other nodes; one that a stop string ends is finished there, and not aborted; a status is sent only when
 the first token is there, so what fails before has its own; what fails after is the stream's last event; a client that
-reads slowly holds one answer's next part; sizes, times and connections are bounded; whatever bytes come, only their
-connection ends.
+reads slowly holds one answer's next part; a request that runs is one whose answer the system hasn't taken whole, so
+whoever waits until none does cuts none, and one that is cut is named in the log; sizes, times and connections are
+bounded; whatever bytes come, only their connection ends.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ COMPLETIONS = "/v1/completions"
 PATHS = "POST /v1/completions, GET /v1/models, GET /v1/models/NAME, GET /health"
 BEGUN = web.RequestKey("begun", web.StreamResponse)
 """Key of a request whose answer is being streamed."""
+WHOLE = web.RequestKey("whole", bool)
+"""Key of a request whose answer's last part is on its way: nothing may follow it."""
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -172,7 +175,7 @@ class HttpFront:
         self._draining = True
 
     async def ended(self) -> None:
-        """Returns when no request runs."""
+        """Returns when no request runs, and all answers are written."""
         while running := set(self._running):
             await asyncio.wait(running)
 
@@ -276,6 +279,7 @@ class HttpFront:
                 await response.write(answers.event(answer.said(text, usage=usage)))
         if question.usage:
             await response.write(answers.event(answer.usage_alone()))
+        request[WHOLE] = True
         await response.write(answers.LAST)
         return response
 
@@ -293,6 +297,7 @@ class HttpFront:
         try:
             with self._counted():
                 response = await handler(request)
+                await self._written(request, response)
         except PdkvError as error:
             response = await _failed(request, error)
         except web.HTTPException as refused:
@@ -305,6 +310,16 @@ class HttpFront:
             response = await _failed(request, PdkvError("the request failed; the service's log says more"))
         self._close_if_draining(response)
         return response
+
+    async def _written(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Returns when the system has all of it, which sends it whatever becomes of this process."""
+        if request.transport is not None:
+            request.transport.set_write_buffer_limits(0)
+        if not response.prepared:
+            self._close_if_draining(response)
+            request[WHOLE] = True
+            await response.prepare(request)
+        await response.write_eof()
 
     def _close_if_draining(self, response: web.StreamResponse) -> None:
         if self._draining and not response.prepared:
@@ -333,10 +348,12 @@ class HttpFront:
 async def _failed(request: web.Request, error: PdkvError, status: int | None = None) -> web.StreamResponse:
     """The answer to a request that failed; `status` in place of the error's own."""
     begun: web.StreamResponse | None = request.get(BEGUN)
+    if WHOLE in request:
+        raise _cut(request, error)
     if begun is None:
         failure = failure_of(error)
         # without the error's words, which may repeat what was sent; what the service itself says is in its own line
-        log.info("%s %r of %s: %d %s", request.method, request.path, request.remote, failure.status, error.kind)
+        log.info("%s %r of %s: %d %s", *_asked(request), failure.status, error.kind)
         response = web.Response(status=status or failure.status, body=failure.body, headers=failure.headers)
         if request.can_read_body and not request.content.is_eof():
             response.force_close()  # the rest of its body is not waited for
@@ -344,11 +361,22 @@ async def _failed(request: web.Request, error: PdkvError, status: int | None = N
     try:
         async with asyncio.timeout(LAST_WORDS_S):
             await begun.write(answers.event(error_object(error)))
-    except (TimeoutError, ConnectionError):
-        if request.transport is not None:
-            request.transport.abort()
+    except (TimeoutError, ConnectionError) as failed:
+        raise _cut(request, error) from failed
     begun.force_close()
     return begun
+
+
+def _cut(request: web.Request, error: PdkvError) -> ConnectionError:
+    """An answer that isn't whole must not look as if it were: its connection is broken."""
+    log.warning("%s %r of %s is cut in its answer: %s: %s", *_asked(request), error.kind, error)
+    if request.transport is not None:
+        request.transport.abort()
+    return ConnectionError("cut")
+
+
+def _asked(request: web.Request) -> tuple[str, str, str | None]:
+    return request.method, request.path, request.remote
 
 
 class _Refused(asyncio.Protocol):

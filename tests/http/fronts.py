@@ -37,12 +37,18 @@ class Service:
         self.running = 0
         self.told = 0
         """Tokens of all requests."""
+        self.begun = asyncio.Event()
         self.enough = asyncio.Event()
         self.finished: list[int] = []
         self.ends: list[str] = []
         """Of streams that were read to their end."""
         self.deaf: PdkvError | None = None
         """Raised by `finish`."""
+
+    async def closed_once(self) -> None:
+        """A request has begun, and ended."""
+        await self.begun.wait()
+        await self.closed.wait()
 
     async def finish(self, request: RequestId, output_tokens: int) -> None:
         assert request == self.asked[-1].request_id
@@ -56,6 +62,7 @@ class Service:
         self.asked.append(request)
         self.running += 1
         self.closed.clear()
+        self.begun.set()
         try:
             for index, token in enumerate(self.says.encode()):
                 if index == self.waits_at:
