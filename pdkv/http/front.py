@@ -66,6 +66,8 @@ COMPLETIONS = "/v1/completions"
 PATHS = "POST /v1/completions, GET /v1/models, GET /v1/models/NAME, GET /health"
 BEGUN = web.RequestKey("begun", web.StreamResponse)
 """Key of a request whose answer is being streamed."""
+TOLD = web.RequestKey("told", bool)
+"""Key of a request that the service itself has failed: its own line in the log says so."""
 WHOLE = web.RequestKey("whole", bool)
 """Key of a request whose answer's last part is on its way: nothing may follow it."""
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -241,10 +243,14 @@ class HttpFront:
         limit_s = asked.remaining_s + STREAM_SLACK_S
         async with deadline(limit_s, "the request"), aclosing(self._service.generate(asked)) as events:
             texts = spoken(events, speech, answer, partial(self._finish, asked.request_id, events))
-            async with aclosing(texts):
-                if question.body.stream:
-                    return await self._streamed(request, question, answer, texts)
-                said = "".join([text async for text in texts])
+            try:
+                async with aclosing(texts):
+                    if question.body.stream:
+                        return await self._streamed(request, question, answer, texts)
+                    said = "".join([text async for text in texts])
+            except PdkvError:
+                request[TOLD] = True
+                raise
         return web.json_response(answer.said(said, usage=True))
 
     async def _finish(
@@ -352,8 +358,8 @@ async def _failed(request: web.Request, error: PdkvError, status: int | None = N
         raise _cut(request, error)
     if begun is None:
         failure = failure_of(error)
-        # without the error's words, which may repeat what was sent; what the service itself says is in its own line
-        log.info("%s %r of %s: %d %s", *_asked(request), failure.status, error.kind)
+        if TOLD not in request:  # without the error's words, which may repeat what was sent
+            log.info("%s %r of %s: %d %s", *_asked(request), failure.status, error.kind)
         response = web.Response(status=status or failure.status, body=failure.body, headers=failure.headers)
         if request.can_read_body and not request.content.is_eof():
             response.force_close()  # the rest of its body is not waited for

@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 
 from pdkv.errors import CapacityError, PeerLost, UnknownRequest
 from pdkv.http.front import HttpFront
+from pdkv.metrics.names import Metrics
+from pdkv.metrics.routed import MeteredRouter
 from pdkv.node.readiness import Readiness
+from pdkv.router.registry import Registry
+from pdkv.router.service import RouterSettings
 from pdkv.rpc.security import Gate
 from tests.http.fronts import ENDED, Service, body, exchanged, fronted, posted, streamed
 from tests.waiting import DEADLINE_S, until
@@ -118,6 +122,26 @@ def test_what_fails_before_the_first_token_has_a_status_of_its_own() -> None:
                     assert headers["Retry-After"] == ("7" if status == 429 else "1")
 
     run(test)
+
+
+def test_a_request_that_fails_has_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The service's, of one that it was asked for, and the front's, of one that never came to it."""
+    caplog.set_level("INFO", "pdkv")
+    router = MeteredRouter(Registry((), ()), None, RouterSettings(running_limit=0, waiting_limit=0))  # type: ignore[arg-type]
+    router.metrics = Metrics()
+
+    async def test() -> None:
+        async with fronted(router, gate=Gate(calls_per_peer=1)) as (front, address):
+            assert (await posted(address, body()))[0] == 429
+            front._access._running["127.0.0.1"] = 1
+            assert (await posted(address, body()))[0] == 429
+
+    run(test)
+    ended, refused = caplog.records
+    assert (ended.name, ended.levelname) == ("pdkv.request", "WARNING")
+    assert ended.facts["outcome"] == "RouterFull"  # type: ignore[attr-defined]
+    assert "as many as may" in ended.facts["error"]  # type: ignore[attr-defined]
+    assert refused.getMessage() == "POST '/v1/completions' of 127.0.0.1: 429 LimitReached"
 
 
 def test_what_fails_after_it_is_the_last_event() -> None:
