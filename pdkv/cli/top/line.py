@@ -48,8 +48,8 @@ class Line:
     """By state; of a router its nodes, up or down."""
     lanes: tuple[str, ...] = ()
     hit_share: float | None = None
-    """Of the tokens of prompts since the look before, those in pages that were in its cache; of all at the first look;
-    None without a prompt."""
+    """Of the tokens of prompts since the look before, those in pages that were in its cache; at the first look, of all
+    since its start. None without a prompt."""
     rates: dict[str, float] = field(default_factory=dict)
     """See `RATES`; empty at the first look."""
     totals: dict[str, int] = field(default_factory=dict)
@@ -121,10 +121,9 @@ def _pages(status: NodeStatus) -> dict[str, int]:
 
 
 def _hit_share(status: NodeStatus, more: dict[str, int]) -> float | None:
-    for counted in (more, status.totals):
-        if (prompts := counted.get("prompt_tokens", 0)) > 0:
-            return min(counted.get("hit_pages", 0) * status.contract.page_tokens / prompts, 1.0)
-    return None
+    if (prompts := more.get("prompt_tokens", 0)) <= 0:
+        return None
+    return min(more.get("hit_pages", 0) * status.contract.page_tokens / prompts, 1.0)
 
 
 def lines_of(looks: Iterable[Seen], before: Iterable[Seen]) -> list[Line]:

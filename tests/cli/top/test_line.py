@@ -38,6 +38,12 @@ def test_rates_are_differences_over_the_time_between_two_answers() -> None:
     assert line.hit_share == pytest.approx(8 * 64 / 640)
 
 
+def test_without_a_prompt_since_the_last_look_there_is_no_share_of_hits() -> None:
+    before = Seen("d0:1", 10.0, NODE)
+    assert line_of(Seen("d0:1", 14.0, replace(NODE, totals={**TOTALS, "hit_pages": 6})), before).hit_share is None
+    assert line_of(Seen("d0:1", 14.0, replace(NODE, totals={})), None).hit_share is None
+
+
 def test_there_is_no_rate_across_a_restart() -> None:
     before = Seen("d0:1", 10.0, replace(NODE, totals=LATER))
     again = replace(NODE, name=PeerName(NodeId("prefill-0"), Incarnation("c" * 32)))
