@@ -199,9 +199,11 @@ class AdmissionQueue:
         for other in others:
             if first.passed >= self._pass_limit:
                 return
+            if other.granted.done():  # cancelled, and about to leave
+                continue
             if other.size < first.size and not self._aside(other) and self._served(other):
                 self._line.remove(other)
-                first.passed += 1
+                first.passed += other.granted.exception() is None
 
     def _head(self) -> _Waiting | None:
         """The first that doesn't stand aside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -169,6 +170,36 @@ def test_a_cancelled_head_lets_those_behind_it_in() -> None:
         assert bench.order[-1] == "next"
 
     play(scenario)
+
+
+def test_who_has_gone_or_failed_has_not_passed_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass is left for the head: it is for one that takes pages."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.come("a", 5)
+        await bench.come("b", 4)
+        await bench.come("head", PAGES)
+        for name in ("gone", "failed", "fits", "late"):
+            await bench.come(name, 5)
+        reserve, tried = bench.manager.reserve, []
+
+        def failing(hashes: PageHashes, pages: int, **limits: Any) -> Reservation:
+            tried.append(pages)
+            if tried == [PAGES, 5]:  # the head doesn't fit, and then the first of those behind it
+                raise PeerLost("it has no place in the tree")
+            return reserve(hashes, pages, **limits)
+
+        monkeypatch.setattr(bench.manager, "reserve", failing)
+        bench.manager.end(bench.has.pop("a"))  # there is room now, and the queue is to look at it
+        bench.tasks["gone"].cancel()
+        await turns(3)
+        assert (list(bench.has), len(bench.queue)) == (["b", "fits"], 2)
+        assert isinstance(bench.tasks["failed"].exception(), PeerLost)
+        await bench.go("fits")
+        assert "late" not in bench.has  # that was the only pass there was
+        monkeypatch.undo()
+
+    play(scenario, pass_limit=1)
 
 
 def test_who_is_cancelled_in_the_moment_of_its_turn_gives_the_pages_back() -> None:
