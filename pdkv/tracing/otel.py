@@ -149,6 +149,7 @@ class OtelTracer:
         self._tracer = provider.get_tracer("pdkv", __version__)
         self.lost: Callable[[int], None] = lambda count: None
         self.lost_spans = 0
+        self._counting = threading.Lock()
 
     def begin(self, name: str, headers: Mapping[str, Sequence[str]], kind: Kind, *, root: bool) -> Span:
         told = {key: list(values) for key, values in headers.items()}
@@ -170,7 +171,8 @@ class OtelTracer:
             log.warning("%d spans of traces could not be delivered", self.lost_spans)
 
     def _lose(self, count: int) -> None:
-        self.lost_spans += count
+        with self._counting:  # whoever ends a span, and whoever delivers, lose some
+            self.lost_spans += count
         self.lost(count)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -143,6 +144,32 @@ def test_what_can_not_be_delivered_is_counted_and_said_once(
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert said.count("traces can't be delivered: their spans are dropped until that works again") <= 1
     assert said[-1] == "100 spans of traces could not be delivered"
+
+
+class Interrupted(int):
+    """Somebody else adds to it in the middle of an addition, as soon as nobody keeps them from it."""
+
+    meanwhile: Callable[[], None]
+
+    def __add__(self, other: int) -> int:
+        self.meanwhile()
+        return int(self) + other
+
+
+def test_what_two_threads_lose_at_once_is_counted_whole() -> None:
+    with traced("http://127.0.0.1:1") as tracer:
+        other = threading.Thread(target=tracer._lose, args=(5,))
+
+        def meanwhile() -> None:
+            other.start()
+            other.join(0.05)  # it has added by then, unless it waits for this addition
+
+        tracer.lost_spans = Interrupted(1)
+        tracer.lost_spans.meanwhile = meanwhile
+        tracer._lose(10)
+        other.join()
+        assert tracer.lost_spans == 16
+        tracer.lost_spans = 0
 
 
 def test_an_exporter_that_raises_has_lost_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
