@@ -31,10 +31,19 @@ def say(log: logging.Logger, level: int, words: str, facts: Mapping[str, Fact]) 
 
 
 def set_up(node: str, level: str, form: Format) -> None:
-    """All of the process's lines go to stderr from now on, those of at least that `level`."""
+    """All of the process's lines go to stderr from now on, those of at least that `level`, once and in this form.
+
+    For a process that is ours: what a library has put on the console before is taken away; handlers that write
+    elsewhere stay. An application that embeds pdkv doesn't call this, and keeps what it has.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(node) if form == "json" else TextLines(node))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    root, console = logging.getLogger(), (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    for other in root.handlers[:]:
+        if isinstance(other, logging.StreamHandler) and other.stream in console:
+            root.removeHandler(other)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
 
 
 class TextLines(logging.Formatter):

@@ -83,6 +83,7 @@ def test_whatever_stands_in_it_a_line_is_one_line(words: str, value: str) -> Non
 
 
 CODE = "import logging; from pdkv.logs import set_up; set_up('p0', 'warning', {0!r}); {1}"
+BEFORE = "import io, logging; kept = logging.StreamHandler(io.StringIO()); logging.basicConfig(handlers={0}); "
 SAYS = "logging.getLogger('a').info('too little'); logging.getLogger('a').warning('enough')"
 
 
@@ -92,3 +93,29 @@ def test_a_process_writes_to_stderr_what_is_severe_enough(form: str, due: str) -
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert due in done.stderr
     assert "too little" not in done.stderr
+
+
+@pytest.mark.parametrize("others", ["[logging.StreamHandler()]", "[logging.StreamHandler(sys.stdout), kept]"])
+def test_what_others_have_put_on_the_console_is_replaced_and_what_goes_elsewhere_stays(others: str) -> None:
+    """A library's handler would else keep ours out, or say each line twice."""
+    code = f"import sys; {BEFORE.format(others)}{CODE.format('json', SAYS)}; print(kept.stream.getvalue(), end='')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["message"] == "enough"
+    assert done.stdout == ("WARNING:a:enough\n" if "kept" in others else "")
+
+
+def test_set_up_twice_says_each_line_once() -> None:
+    again = CODE.format("text", "set_up('p1', 'info', 'text')")
+    done = subprocess.run([sys.executable, "-c", f"{again}; {SAYS}"], capture_output=True, text=True, timeout=60)
+    assert [line.split(" ", 2)[2] for line in done.stderr.splitlines()] == [
+        "INFO p1 a: too little",
+        "WARNING p1 a: enough",
+    ]
+
+
+def test_pdkv_alone_sets_up_nothing() -> None:
+    """Whoever embeds it has the handlers that they had."""
+    code = "import logging, pdkv.cli.app, pdkv.logs; print(logging.getLogger().handlers, logging.getLogger().level)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[] 30\n"
