@@ -7,6 +7,7 @@ changes its claim only from the one its caller names, all pages of a call or non
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -130,7 +131,7 @@ class Ownership:
 
     def holders(self, *states: PageState) -> dict[int, int]:
         """Pages in these states by who holds them. Costs the whole pool."""
-        some = self._claims[np.isin(self._claims & _STATE_MASK, states)]
+        some = self._claims[self._in(states)]
         ids, pages = np.unique(some >> _HOLDER_SHIFT, return_counts=True)
         return dict(zip(ids.tolist(), pages.tolist(), strict=True))
 
@@ -141,10 +142,16 @@ class Ownership:
             raise IntegrityError("pages by state", counted=counted, kept=self._counts)
         if counted[PageState.SINK] != 1 or self._state(SINK_PAGE) is not PageState.SINK:
             raise IntegrityError("the states of all pages don't add up to the pool", **self.census())
-        held = np.isin(self._claims & _STATE_MASK, _HELD)
-        wrong = np.flatnonzero(held != (self._claims >> _HOLDER_SHIFT != NOBODY))
+        wrong = np.flatnonzero(self._in(_HELD) != (self._claims >> _HOLDER_SHIFT != NOBODY))
         if wrong.size:
             raise IntegrityError(f"page {int(wrong[0])} has a holder it must not have, or none")
+
+    def _in(self, states: Iterable[PageState]) -> npt.NDArray[np.bool_]:
+        """bool [num_pages]. By a table: before `np.isin` begins, that is done with a small pool."""
+        wanted = np.zeros(_STATE_MASK + 1, np.bool_)
+        wanted[list(states)] = True
+        found: npt.NDArray[np.bool_] = wanted[self._claims & _STATE_MASK]
+        return found
 
     def _state(self, page: int) -> PageState:
         return PageState(int(self._claims[page]) & _STATE_MASK)

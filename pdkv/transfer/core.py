@@ -317,23 +317,25 @@ class TransferCore:
         one whose probes without an end keep most of the landing rows: there would soon be none to read anything with.
         """
         since = now - self._settings.fence_after_s
+        scarce = 2 * self._landing.free < self._settings.landing_rows
         for rail in self._rails:
-            outstanding = rail.readers.outstanding
-            stalled = [run.task.peer for run in outstanding if run.task.holds(since)]
-            scarce = 2 * self._landing.free < self._settings.landing_rows
-            worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in outstanding)
-            stranded = any(run.stranded for run in outstanding)
-            if (stalled or worn or stranded) and rail.readers.start(now, alone=not stranded):
-                names = sorted({str(p.name) for p in stalled}) or ["a line that is down" if stranded else "lost probes"]
-                logger.warning("reads from %s stay unsettled: fenced off", ", ".join(names))
-                for peer in stalled:
-                    self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
-                return  # one slow thing a step
-            self._settle(rail.readers.finish())
+            if outstanding := rail.readers.outstanding:
+                stalled = [run.task.peer for run in outstanding if run.task.holds(since)]
+                worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in outstanding)
+                stranded = any(run.stranded for run in outstanding)
+                if (stalled or worn or stranded) and rail.readers.start(now, alone=not stranded):
+                    what = "a line that is down" if stranded else "lost probes"
+                    names = sorted({str(peer.name) for peer in stalled}) or [what]
+                    logger.warning("reads from %s stay unsettled: fenced off", ", ".join(names))
+                    for peer in stalled:
+                        self._lose(peer, f"a read was unsettled for {self._settings.fence_after_s:g} s")
+                    return  # one slow thing a step
+            if settled := rail.readers.finish():
+                self._settle(settled)
 
     def _settle(self, runs: list[Run]) -> None:
         """Their agent is gone: nothing lands any more."""
-        self._changed |= bool(runs)
+        self._changed = True
         for run in runs:
             if run.stranded and self._is_wanted(run):
                 self._again(run)

@@ -8,7 +8,7 @@ addresses; segments that follow one another on both sides are one piece (page-ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -41,10 +41,10 @@ class ReadPlan:
     remote_pages: int
     local_device: int
     remote_device: int
+    page_bytes: int = field(init=False)
 
-    @property
-    def page_bytes(self) -> int:
-        return sum(p.length for p in self.pieces)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "page_bytes", sum(p.length for p in self.pieces))
 
     def local_table(self) -> UInt64Array:
         """uint64 [pieces, 5]: (address, length, device, stride, count), a row a piece."""

@@ -35,7 +35,9 @@ class Rotation:
     @property
     def agents(self) -> tuple[ReadingAgent, ...]:
         """Those that are polled, the one for new reads first."""
-        return tuple(agent for agent in (self._current, self._retired) if agent is not None)
+        if self._retired is None:  # as a rule; this is asked in every step
+            return () if self._current is None else (self._current,)
+        return (self._retired,) if self._current is None else (self._current, self._retired)
 
     @property
     def outstanding(self) -> list[Run]:

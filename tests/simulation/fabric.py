@@ -11,8 +11,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Any, cast
 
 from pdkv.errors import BoundsError, ProtocolError
 from pdkv.ids import UInt64Array
@@ -37,11 +36,11 @@ class ReadFault:
     """Of the next read of page-table rows, not of data."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _List:
     owner: str
-    base: UInt64Array
-    lengths: UInt64Array
+    base: list[int]
+    lengths: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -138,12 +137,14 @@ class Fabric:
         source = self.agents.get(read.source)
         if source is None:
             return False
-        ends = (reader, source)
-        if any(self.world.now < self._down_until.get((end.process.name, end.rail), 0.0) for end in ends):
+        now = self.world.now
+        if self._down_until:
+            for end in (reader, source):
+                if now < self._down_until.get((end.process.name, end.rail), 0.0):
+                    return True
+        if self._cut_until and now < self._cut_until.get(frozenset((reader.process.name, source.process.name)), 0.0):
             return True
-        if self.world.now < self._cut_until.get(frozenset((reader.process.name, source.process.name)), 0.0):
-            return True
-        return not self.one_sided and source.process.stopped_until > self.world.now
+        return not self.one_sided and source.process.stopped_until > now
 
     def address(self, read: Read, piece: int) -> int | None:
         """Where a piece is read from; None while nothing is there."""
@@ -208,14 +209,15 @@ class SimulatedBackend:
 
     def prepare(self, peer: AgentName | None, table: UInt64Array, memory: Memory) -> Prepared:
         regions = self.regions if peer is None else self._peers[peer]
-        bases, lengths = [], []
+        bases: list[int] = []
+        lengths: list[int] = []
         for address, length, _, stride, count in table.tolist():
             end = address + (count - 1) * stride + length
             if not any(start <= address and end <= start + size for start, size in regions):
                 raise BoundsError("descriptors", f"[{address}, {end})", "registered memory")
-            bases.append(np.uint64(address) + np.arange(count, dtype=np.uint64) * np.uint64(stride))
-            lengths.append(np.full(count, length, np.uint64))
-        return _List(peer or self.agent, np.concatenate(bases), np.concatenate(lengths))
+            bases += [address + i * stride for i in range(count)]
+            lengths += [length] * count
+        return _List(peer or self.agent, bases, lengths)
 
     def release(self, prepared: Prepared) -> None:
         return None
@@ -224,14 +226,14 @@ class SimulatedBackend:
         mine, theirs = local.prepared, remote.prepared
         assert isinstance(mine, _List)
         assert isinstance(theirs, _List)
-        to = mine.base[local.indices].tolist()
+        to, at = [mine.base[i] for i in local.indices.tolist()], remote.indices.tolist()
         claims = [self.watch.claims(address) for address in to]
         to_sink = claims[0] == ANYBODY
         read = Read(
             source=theirs.owner,
             local=to,
-            remote=theirs.base[remote.indices].tolist(),
-            lengths=theirs.lengths[remote.indices].tolist(),
+            remote=[theirs.base[i] for i in at],
+            lengths=[theirs.lengths[i] for i in at],
             fault=None if to_sink else self._fault(of_rows=claims[0] is None),
             left=list(range(len(to))),
             claims=[c for c in claims if c is not None],
@@ -244,9 +246,8 @@ class SimulatedBackend:
             self.world.after(self.world.between(0.0001, 0.02), self.source_lost, read)
         return read
 
-    def poll(self, read: object) -> End | None:
-        assert isinstance(read, Read)
-        return read.end
+    def poll(self, read: Any) -> End | None:
+        return cast(Read, read).end
 
     def progress(self) -> None:
         return None
@@ -264,10 +265,10 @@ class SimulatedBackend:
     def _require_sole_writer(self, read: Read) -> None:
         if read.claims and read.claims[0] == ANYBODY:
             return
+        to = set(read.local)
         for other in (read for agent in self.fabric.of(self.process) for read in agent.running):
-            if other.left:
-                there = {other.local[i] for i in other.left}
-                self.world.require(there.isdisjoint(read.local), f"{self.agent}: two reads write to the same bytes")
+            if not to.isdisjoint([other.local[i] for i in other.left]):
+                self.world.require(False, f"{self.agent}: two reads write to the same bytes")
 
     def _fault(self, *, of_rows: bool) -> ReadFault | None:
         script = self.fabric.scripts.get(self.process.name, [])

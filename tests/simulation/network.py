@@ -8,6 +8,7 @@ raises arrives as an error of the same class with the same fields, anything else
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -53,7 +54,10 @@ class Network:
         self._links: dict[tuple[str, str], Link] = {}
 
     def link(self, source: str, target: str) -> Link:
-        return self._links.setdefault((source, target), Link())
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = Link()
+        return link
 
     def listen(self, process: Process, service: Any) -> None:
         self.at[process.name] = (process, service)
@@ -98,6 +102,27 @@ class Network:
         return max(link.cut_until - world.now, 0.0) + seconds
 
 
+class Inbox:
+    """What has come for the one task that waits for it: a queue without the rest of `asyncio.Queue`."""
+
+    __slots__ = ("_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Any:
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One call or stream, seen from both ends."""
@@ -112,7 +137,7 @@ class Call:
     server: Process | None = None
     task: Any = None
     """At the server."""
-    inbox: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    inbox: Inbox = field(default_factory=Inbox)
     """At the client: replies, then an error or `CLOSED`."""
     client_open: bool = True
     server_open: bool = True
@@ -199,7 +224,7 @@ class Call:
         if self.client_open and not self.client.dead:
             if word is CLOSED or isinstance(word, PdkvError) or not self.streams:
                 self.client_open = False
-            self.inbox.put_nowait(word)
+            self.inbox.put(word)
         self._settle()
 
     def _settle(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,8 @@ class Run:
         self.fleet.network.heard, self.fleet.network.change = self._heard, self._sent
         self.client = Process(self.world, "c0")
         self.asked: dict[RequestId, Asked] = {}
+        self._open: set[RequestId] = set()
+        """Those that have no end yet."""
         within_s = plan.choice((0.02, 0.2, 3.0))
         for number in range(REQUESTS):
             self._draw(plan, number, within_s)
@@ -117,6 +119,7 @@ class Run:
 
     def _know(self, asked: Asked) -> None:
         self.asked[asked.request.request_id] = asked
+        self._open.add(asked.request.request_id)
         self.laws.know(asked.request)
 
     # --- what the fleet tells -------------------------------------------------------------------------------------
@@ -137,16 +140,17 @@ class Run:
             self.laws.watch(life)
 
     def _sent(self, sender: str, receiver: str, message: Any) -> Any:
-        for sealed in (message, *(getattr(message, name, None) for name in ("cached", "tail", "pages"))):
+        kind = type(message)
+        for sealed in (message,) if kind is PagesSealed else [getattr(message, name) for name in _sealed_in(kind)]:
             if isinstance(sealed, PagesSealed):
                 self.laws.announced(sender, self.fleet.lives[sender].name, sealed)
-        if isinstance(message, PrefillRequest) and message.offered is not None:
+        if kind is PrefillRequest and message.offered is not None:
             # it may arrive when another life has begun where it came from
             self.laws.announced(sender, message.envelope.sender, message.offered)
         return self.faults.garbage.changed(sender, message)
 
     def _heard(self, receiver: str, message: Any) -> None:
-        if isinstance(message, PrefillDone):
+        if type(message) is PrefillDone:
             self.laws.heard(wrong=any(message is wrong for wrong in self.faults.garbage.wrong_accounts))
 
     def _peer_of(self, life: Life, request: RequestId) -> str:
@@ -190,6 +194,7 @@ class Run:
         self.world.require(asked.tokens == due[: len(asked.tokens)], f"{name}: {asked.tokens} of {due}")
         error = None if task.cancelled() else task.exception()
         asked.end = "aborted" if task.cancelled() else "done" if error is None else type(error).__name__
+        self._open.discard(name)
         self.world.note("client", name, asked.end, aside=error or "")
         self.world.require(error is None or isinstance(error, PdkvError), f"{name} ended with {error!r}")
 
@@ -222,15 +227,15 @@ class Run:
         for one in asked:
             self.world.after(one.at_s, self.client.call_soon, self._begin, one)
         latest = max(a.at_s + a.request.remaining_s for a in asked) + GRACE_S
-        self._until("requests that never end", lambda: all(a.end for a in asked), latest, asked)
+        self._until("requests that never end", latest)
         self._calm()
         self._probe()
         self._rest()
 
-    def _until(self, what: str, holds: Callable[[], bool], limit_s: float, asked: list[Asked]) -> None:
-        if not self.world.run(holds, limit_s):
-            waiting = ", ".join(a.request.request_id for a in asked if not a.end)
-            self.world.require(False, f"{what}: {waiting}")
+    def _until(self, what: str, limit_s: float) -> None:
+        """All requests have ended."""
+        if not self.world.run(lambda: not self._open, limit_s):
+            self.world.require(False, f"{what}: {', '.join(sorted(self._open))}")
 
     def _calm(self) -> None:
         """The faults are over: links are whole, whoever is dead begins a new life, whoever stands still goes on."""
@@ -269,7 +274,7 @@ class Run:
         asked = Asked(request, decode, 0.0)
         self._know(asked)
         self.client.call_soon(self._begin, asked)
-        self._until("a probe hangs", lambda: bool(asked.end), self.world.now + 20.0 + GRACE_S, [asked])
+        self._until("a probe hangs", self.world.now + 20.0 + GRACE_S)
         return asked.end == "done"
 
     def _rest(self) -> None:
@@ -285,6 +290,12 @@ class Run:
             self.laws.conserved(life)
             self.laws.idle(life)
             self.laws.cached(life)
+
+
+@cache
+def _sealed_in(kind: type) -> tuple[str, ...]:
+    """Fields of such a message that may hold pages which its sender has sealed."""
+    return tuple(name for name in ("cached", "tail", "pages") if name in getattr(kind, "__dataclass_fields__", ()))
 
 
 def _prefix(rng: random.Random) -> UInt32Array:

@@ -7,6 +7,8 @@ is the product's: `node.flow.Worker` and `transfer.core.TransferCore`.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,8 +25,9 @@ from pdkv.node.flow import Worker
 from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.engine import LATE_S
+from pdkv.transfer.failover import LOOKS_PER_STALL
 from pdkv.transfer.orders import PeerOffer, Probe, ReadOrder, ReadOutcome, TransferSettings, TransferStatus
-from pdkv.transfer.tasks import Ticket
+from pdkv.transfer.tasks import Ticket, held_back
 from tests.simulation.fabric import Fabric, SimulatedBackend, Watch
 from tests.simulation.world import Handle, Process
 
@@ -55,12 +58,8 @@ class Answer(Future[Any]):
         return self._state in _DONE
 
 
-class _NoLock:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+class _NoLock(type(threading.RLock())):  # type: ignore[misc]
+    """For a `Condition` that nobody waits for. Entered in C, which a class of our own would not be."""
 
     def notify_all(self) -> None:
         return None
@@ -249,9 +248,10 @@ class SimulatedTransfer:
             future.set_exception(error)
         self._step()
 
-    def _soon(self, within_s: float = 0.0004) -> None:
+    def _soon(self, from_s: float = 0.0, within_s: float = 0.0004) -> None:
+        """The next step is in `from_s` at the earliest, and `within_s` after that at the latest."""
         world = self.process.world
-        wait_s = world.between(0.0, within_s)
+        wait_s = max(from_s, 0.0) + world.between(0.0, within_s)
         if self.closed or (self._due is not None and self._due.when() <= world.now + wait_s):
             return
         if self._due is not None:
@@ -266,7 +266,24 @@ class SimulatedTransfer:
             while self.core.step(self.process.time()):
                 pass
             # fences, lines and deadlines that were postponed have no timer of their own
-            if self.core.busy and (self._missed_s or self.core.status(0.0).unsettled):
-                self._soon(self.settings.fence_after_s / 4)
-            if any(line.down or line.running for peer in self.core.peers.values() for line in peer.lines[1:]):
-                self._soon(self.settings.line_stall_s / 4)
+            if self.core.busy and (self._missed_s or held_back(self.core._unsettled, 0.0)):
+                self._soon(within_s=self.settings.fence_after_s / 4)
+            if (look_s := self._next_look_s()) < math.inf:
+                self._soon(look_s, self.settings.line_stall_s / LOOKS_PER_STALL)
+
+    def _next_look_s(self) -> float:
+        """Until `Failover` may do something that no end of a read calls for; inf if it won't."""
+        stall_s, looks = self.settings.line_stall_s, [math.inf]
+        now = self.process.time()
+        for peer in self.core.peers.values():
+            if len(peer.lines) == 1 or peer.lost:
+                continue
+            idle = [line.moved_s for line in peer.up if not line.running]
+            for line in peer.lines:
+                if line.down:
+                    looks += [] if line.running else [line.retry_s]
+                elif line.running:
+                    # others show that it is the line, or are asked
+                    looks += [line.quiet_s + stall_s] if line.quiet_s + stall_s > now else []
+                    looks += [max(line.quiet_s + stall_s / 2, moved_s + stall_s / 4) for moved_s in idle]
+        return max(min(looks), self.core._failover._look_s) - now

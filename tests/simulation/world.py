@@ -9,7 +9,6 @@ any more, not even its `finally` clauses, and one that is stopped runs nothing u
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import heapq
 import inspect
 import random
@@ -17,6 +16,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 import xxhash
@@ -60,9 +60,9 @@ class Handle:
 class Step(asyncio.Task):  # type: ignore[type-arg]
     """A task whose place in a set does not depend on where it lies in memory."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], *, serial: int, **more: Any) -> None:
-        self.serial = serial
-        super().__init__(coroutine, **more)
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], loop: Process, name: str, context: Any) -> None:
+        self.serial = loop.world.next_serial()
+        super().__init__(coroutine, loop=loop, name=name or str(self.serial), context=context)
 
     def __hash__(self) -> int:
         return self.serial
@@ -83,6 +83,7 @@ class Process(asyncio.AbstractEventLoop):
         self._queued = False
         self.pending: dict[Step, None] = {}
         """Tasks that are not done."""
+        self._forget = self.pending.pop
         world.processes.append(self)
 
     # --- what asyncio asks of a loop ------------------------------------------------------------------------------
@@ -91,10 +92,14 @@ class Process(asyncio.AbstractEventLoop):
         return self.world.now + self.ahead_s
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, context or contextvars.copy_context(), 0.0)
+        if callback is self._forget:  # each task has that one: it needn't wait for its turn
+            callback(*args)
+            return None
+        handle = Handle(callback, args, copy_context() if context is None else context, 0.0)
         if not self.dead:
             self.ready.append(handle)
-            self.wake()
+            if not self._queued:
+                self.wake()
         return handle
 
     call_soon_threadsafe = call_soon
@@ -103,7 +108,7 @@ class Process(asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, context or contextvars.copy_context(), when)
+        handle = Handle(callback, args, copy_context() if context is None else context, when)
         if not self.dead:
             # a little late: the sum of two floats must not say afterwards that the time has not come
             self.world.push(when - self.ahead_s + LATE_S, self, handle)
@@ -113,14 +118,10 @@ class Process(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
-        serial = self.world.next_serial()
-        task = Step(coro, serial=serial, loop=self, name=name or str(serial), context=context)
+        task = Step(coro, self, name or "", context)
         self.pending[task] = None
         task.add_done_callback(self._forget)
         return task
-
-    def _forget(self, task: Any) -> None:
-        self.pending.pop(task, None)
 
     def get_debug(self) -> bool:
         return False
@@ -147,8 +148,9 @@ class Process(asyncio.AbstractEventLoop):
 
     def run(self) -> None:
         """What is ready now; what that makes ready has to wait for its turn."""
-        events._set_running_loop(self)
         ready, world = self.ready, self.world
+        if world.running is not self:
+            world.runs(self)
         for _ in range(len(ready)):
             if not ready or self.stopped_until > world.now:
                 break
@@ -194,6 +196,12 @@ class World:
         self._keep_log = keep_log
         self.log: list[str] = []
         self.broken_law = ""
+        self.running: Process | None = None
+        """Whose callback runs now."""
+
+    def runs(self, process: Process | None) -> None:
+        self.running = process
+        events._set_running_loop(process)
 
     def next_serial(self) -> int:
         self._serial += 1
@@ -205,12 +213,13 @@ class World:
 
     def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> Handle:
         """Outside of any process: networks, DMA engines, threads, faults."""
-        handle = Handle(callback, args, None, self.now + seconds)
-        self.push(handle._when, None, handle)
+        when = self.now + seconds
+        handle = Handle(callback, args, None, when)
+        self.push(when, None, handle)
         return handle
 
     def hasten(self, process: Process, seconds: float) -> None:
-        self._timers = [
+        self._timers[:] = [
             (when - seconds if of is process else when, serial, of, handle) for when, serial, of, handle in self._timers
         ]
         heapq.heapify(self._timers)
@@ -246,23 +255,34 @@ class World:
 
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
         """True once `until()` holds, False at time `limit_s`, or when a law is broken."""
-        runnable, drawn = self.runnable, self.random.random
+        runnable, timers, drawn = self.runnable, self._timers, self.random.random
         try:
             while not self.broken_law:
                 if runnable:
-                    process = runnable.pop(int(drawn() * len(runnable)) if len(runnable) > 1 else 0)
+                    process: Process | None = runnable.pop(int(drawn() * len(runnable)) if len(runnable) > 1 else 0)
                     if not process.dead:
                         process.run()
-                elif until():
+                    continue
+                if until():
                     return True
-                elif not self._timers or self._timers[0][0] > limit_s:
+                if not timers or timers[0][0] > limit_s:
                     self.now = max(self.now, limit_s)
                     return False
-                else:
-                    self._pass_time()
+                when, _, process, handle = heapq.heappop(timers)
+                if handle._cancelled:
+                    continue
+                if when > self.now:
+                    self.now = when
+                if process is None:
+                    if self.running is not None:
+                        self.runs(None)
+                    handle.callback(*handle.args)
+                elif not process.dead:
+                    process.ready.append(handle)
+                    process.wake()
             return False
         finally:
-            events._set_running_loop(None)
+            self.runs(None)
 
     def end(self) -> None:
         """Nobody lives any more. What was half-way is closed now, and not whenever garbage is looked for."""
@@ -273,16 +293,3 @@ class World:
             coroutine: Any = task.get_coro()
             with suppress(Exception, Killed):  # clauses that wait for what never comes
                 coroutine.close()
-
-    def _pass_time(self) -> None:
-        when, _, process, handle = heapq.heappop(self._timers)
-        if handle._cancelled:
-            return
-        if when > self.now:
-            self.now = when
-        if process is None:
-            events._set_running_loop(None)
-            handle.callback(*handle.args)
-        elif not process.dead:
-            process.ready.append(handle)
-            process.wake()
