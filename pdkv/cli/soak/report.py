@@ -1,7 +1,7 @@
 """What a soak found, as one JSON object and as tables.
 
-Guarantees: `ok` needs at least one finished request and one fault, and every figure that must be zero to be zero; the
-tables and the object are made from the same values.
+Guarantees: `ok` needs at least one finished request and one fault, every figure that must be zero to be zero, and every
+recovery to be shorter than `RECOVERY_S`; the tables and the object are made from the same values.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rich.text import Text
 
 from pdkv.node.stages import Stage
 
+RECOVERY_S = 3.0
+"""Within which somebody is answered again after the death of one of two prefill nodes."""
 MUST_BE_ZERO = ("wrong_answers", "failed_unnamed", "hung", "leaked_pages", "unclean_exits")
 
 
@@ -60,7 +62,8 @@ class SoakReport:
     @property
     def ok(self) -> bool:
         tried = self.finished > 0 and self.kills + self.stops > 0
-        return tried and not any(getattr(self, name) for name in MUST_BE_ZERO)
+        lost = any(getattr(self, name) for name in MUST_BE_ZERO)
+        return tried and not lost and self.max_recovery_s < RECOVERY_S
 
     def line(self) -> str:
         return (

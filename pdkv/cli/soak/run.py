@@ -29,6 +29,8 @@ OVERDUE_S = 10.0
 """Past its own deadline a request counts as hung."""
 REST_DEADLINE_S = 90.0
 LOOK_EVERY_S = 0.25
+AGAIN_S = 0.1
+"""After which a client that failed tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,13 @@ class Soak:
     async def _client(self) -> None:
         """One request after the other; the pace after a failure is that of a client that tries again."""
         while time.monotonic() - self._began < self._settings.seconds:
-            failed = self._report.failed_named
-            await self._ask(self._traffic.next())
-            if self._report.failed_named > failed:
-                await asyncio.sleep(0.1)
+            if not await self._ask(self._traffic.next()):
+                await asyncio.sleep(AGAIN_S)
 
     async def _prober(self) -> None:
         """A short request as soon as a prefill node has died, and again until a good answer came or all is different:
-        the other clients' requests would tell how long they take themselves."""
+        the other clients' requests would tell how long they take themselves. It waits for a router while there is none,
+        and at a client's pace while that one can't have it served."""
         ends_s = asyncio.get_running_loop().time() + self._settings.seconds
         with suppress(TimeoutError):
             while True:
@@ -109,13 +110,19 @@ class Soak:
                     await self._lost.wait()
                 self._lost.clear()
                 while self._lost_at is not None:
-                    await self._ask(self._traffic.probe())
+                    async with asyncio.timeout_at(ends_s):
+                        await self._keeper.router.serving.wait()
+                    if not await self._ask(self._traffic.probe()):
+                        async with asyncio.timeout_at(ends_s):
+                            await asyncio.sleep(AGAIN_S)
 
-    async def _ask(self, ask: SoakAsk) -> None:
+    async def _ask(self, ask: SoakAsk) -> bool:
+        """False if it ended with a named error."""
         report, began = self._report, time.monotonic()
         report.requests += 1
         said: list[Token] = []
         done: GenerateDone | None = None
+        failed = False
         try:
             async with (
                 asyncio.timeout(ask.request.remaining_s + OVERDUE_S),
@@ -128,10 +135,11 @@ class Soak:
                     said.append(event)
                     if ask.abort_after is not None and len(said) > ask.abort_after:
                         report.aborted += 1
-                        return
+                        return True
         except PdkvError as error:
             report.failures[error.kind] += 1
             self._compare(ask, said, whole=False)
+            failed = True
         except TimeoutError:
             report.hung += 1
             report.notes.append(f"{ask.request.request_id} hung after {len(said)} tokens")
@@ -143,6 +151,7 @@ class Soak:
                 report.finished += 1
                 self._recovered(began)
         self._tell("")
+        return not failed
 
     def _compare(self, ask: SoakAsk, said: list[Token], *, whole: bool) -> bool:
         """What was said of an answer that broke off must be right as well."""

@@ -37,6 +37,14 @@ def test_anything_lost_is_not_good(name: str) -> None:
     assert report.as_dict()[name] == 1
 
 
+@pytest.mark.parametrize(("longest_s", "ok"), [(2.9, True), (3.0, False), (30.0, False)])
+def test_a_recovery_that_took_too_long_is_not_good(longest_s: float, *, ok: bool) -> None:
+    report = tried()
+    report.recoveries_s += [0.5, longest_s, 1.0]
+    assert report.ok is report.as_dict()["ok"] is ok
+    assert report.as_dict()["max_recovery_s"] == longest_s
+
+
 @pytest.mark.parametrize(("name", "value"), [("finished", 0), ("kills", 0)])
 def test_a_soak_that_tried_nothing_is_not_good(name: str, value: int) -> None:
     report = tried()

@@ -16,6 +16,7 @@ from pdkv.cli.soak.run import Soak, SoakSettings, held_pages
 from pdkv.cli.soak.traffic import SoakAsk
 from pdkv.errors import PeerLost
 from pdkv.node.messages import GenerateDone, GenerateEvent, Shipment, Token
+from tests.node.scene import turns
 from tests.rpc.samples import status
 
 RIGHT = MonolithAnswer((5, 6, 7), (50, 60, 70), (), 0)
@@ -128,12 +129,53 @@ def test_somebody_asks_at_once_when_a_prefill_node_has_died() -> None:
         soak._nodes = Fleet([*said(5, 6, 7), DONE])  # type: ignore[assignment]
         probe = soak._traffic.probe()
         soak._right[probe.prompt] = RIGHT
+        soak._keeper.router.serving.set()
         soak._prefill_lost()
         await soak._prober()
         assert (report.requests, report.finished, len(report.recoveries_s)) == (1, 1, 1)
         soak._reference.close()
 
     asyncio.run(body())
+
+
+def test_while_there_is_no_router_nobody_is_asked() -> None:
+    """It comes back, and is asked then; before, a prober without a pause would have asked it thousands of times."""
+
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(1.0, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Fleet([*said(5, 6, 7), DONE])  # type: ignore[assignment]
+        soak._right[soak._traffic.probe().prompt] = RIGHT
+        soak._prefill_lost()
+        probing = asyncio.create_task(soak._prober())
+        await turns()
+        assert report.requests == 0
+        soak._keeper.router.serving.set()
+        await probing
+        assert (report.requests, report.finished, len(report.recoveries_s)) == (1, 1, 1)
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
+def test_one_that_nobody_can_serve_is_tried_again_at_a_clients_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it go on past the soak's end."""
+    monkeypatch.setattr("pdkv.cli.soak.run.AGAIN_S", 0.05)
+
+    async def body() -> SoakReport:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(0.2, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Fleet([], PeerLost("the router knows of no pair of nodes"))  # type: ignore[assignment]
+        soak._right[soak._traffic.probe().prompt] = RIGHT
+        soak._keeper.router.serving.set()
+        soak._prefill_lost()
+        await soak._prober()
+        soak._reference.close()
+        return report
+
+    report = asyncio.run(asyncio.wait_for(body(), 20.0))
+    assert report.failures["PeerLost"] == report.requests
+    assert 1 <= report.requests <= 5
 
 
 def test_held_pages() -> None:
