@@ -35,6 +35,9 @@ SKIPS_IN = "tests/gpu/conftest.py"
 """The only place that may skip: tests that bear the `gpu` marker, which only those in its folder do, where there is no
 device."""
 
+POLLS_IN = "tests/waiting.py"
+"""The only place among the tests that may wait for a short time between two looks, and it has a deadline."""
+
 WITHOUT_A_TEST_OF_ITS_OWN = {
     "pdkv/ids.py": "types; every test of the pool and the tree goes through them",
     "pdkv/errors.py": "a catalogue; each error is tested where it is raised",
@@ -223,9 +226,8 @@ def test_long_files_only_where_allowed() -> None:
 
 @pytest.mark.parametrize("rule", [long_file, timed_sleep, unfinished])
 def test_tests(rule: Rule) -> None:
-    where = ROOT / SKIPS_IN
-    skips = [p for p in _sources("tests") if not (rule is unfinished and p == where)]
-    assert _complaints(rule, skips) == []
+    where = ROOT / {unfinished: SKIPS_IN, timed_sleep: POLLS_IN}.get(rule, "nowhere")
+    assert _complaints(rule, [path for path in _sources("tests") if path != where]) == []
 
 
 def test_only_tests_of_a_gpu_are_skipped_and_they_say_why() -> None:

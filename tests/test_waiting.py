@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.waiting import children_of, until, until_ended
+from tests.waiting import PAUSE_S, children_of, until, until_ended
 
 ECHO = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -26,6 +26,13 @@ def test_the_answer_that_holds_is_returned() -> None:
 def test_a_thing_that_never_comes_is_named() -> None:
     with pytest.raises(AssertionError, match=r"four: not within 0\.05 s; last: \d+"):
         asyncio.run(until(lambda: counting([]), lambda n: n == 4, "four", deadline_s=0.05))
+
+
+def test_it_leaves_the_processor_to_others() -> None:
+    answers: list[int] = []
+    with pytest.raises(AssertionError, match="never"):
+        asyncio.run(until(lambda: counting(answers), lambda n: False, "never", deadline_s=10 * PAUSE_S))
+    assert len(answers) <= 11
 
 
 def test_processes_are_found_and_waited_for() -> None:

@@ -1,4 +1,8 @@
-"""Waiting for a thing, with a deadline; never for a time to pass."""
+"""Waiting for a thing, with a deadline; never for a time to pass.
+
+The one place that polls: what is in another process can only be asked for, and `PAUSE_S` apart, or the asking would take
+the processor from what is waited for.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+PAUSE_S = 0.01
 DEADLINE_S = 60.0
 """Far above what anything here takes on a busy machine: a test that gets there has failed."""
 
@@ -17,7 +22,7 @@ DEADLINE_S = 60.0
 async def until(
     ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, *, deadline_s: float = DEADLINE_S
 ) -> T:
-    """Ask again as soon as the answer is there, until one holds; that one is returned."""
+    """Ask again `PAUSE_S` after the answer is there, until one holds; that one is returned."""
     last: T | None = None
     try:
         async with asyncio.timeout(deadline_s):
@@ -25,7 +30,7 @@ async def until(
                 last = await ask()
                 if holds(last):
                     return last
-                await asyncio.sleep(0)
+                await asyncio.sleep(PAUSE_S)
     except TimeoutError:
         raise AssertionError(f"{what}: not within {deadline_s:g} s; last: {last}") from None
 
