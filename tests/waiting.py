@@ -1,7 +1,7 @@
 """Waiting for a thing, with a deadline; never for a time to pass.
 
-The one place that polls: what is in another process can only be asked for, and `PAUSE_S` apart, or the asking would take
-the processor from what is waited for.
+The one place that polls: what is in another process can only be asked for, and `PAUSE_S` apart, or the asking would
+take the processor from what is waited for.
 """
 
 from __future__ import annotations
