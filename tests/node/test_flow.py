@@ -326,6 +326,23 @@ def test_closing_waits_for_the_running_step() -> None:
     go(scenario)
 
 
+def test_a_queued_step_of_a_worker_that_is_closed_ends_as_cancelled() -> None:
+    async def scenario() -> None:
+        worker, gate, ran = Worker("w"), Gate(), []
+        running = asyncio.create_task(worker.run(gate.pass_by))
+        await gate.reached()
+        queued = asyncio.create_task(worker.run(ran.append, 1))
+        await turns()
+        closing = asyncio.create_task(asyncio.to_thread(worker.close))
+        await asyncio.wait([queued])
+        assert queued.cancelled()
+        gate.open()
+        await asyncio.gather(running, closing)
+        assert not ran
+
+    go(scenario)
+
+
 # --- idleness ---------------------------------------------------------------------------------------------------------
 
 

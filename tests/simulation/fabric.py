@@ -11,6 +11,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 from pdkv.errors import BoundsError, ProtocolError
@@ -18,7 +19,7 @@ from pdkv.ids import UInt64Array
 from pdkv.transfer.backends.base import UNKNOWN_LANE, AgentName, End, EndState, Lane, Memory, Prepared, Side
 from tests.simulation.world import Process, World
 
-STALL_S = 0.05
+STALL_S = 0.1
 """Until a read that doesn't move is looked at again."""
 ANYBODY = -1
 """Who may write to the sink page."""
@@ -160,6 +161,12 @@ class Fabric:
         return None
 
 
+@lru_cache(64)
+def _read(metadata: bytes) -> tuple[str, list[tuple[int, int]]]:
+    content = json.loads(metadata)
+    return content["agent"], [(int(a), int(n)) for a, n in content["regions"]]
+
+
 class SimulatedBackend:
     """`transfer.backends.base.Backend` in a world."""
 
@@ -194,8 +201,7 @@ class SimulatedBackend:
 
     def add_peer(self, peer: AgentName, metadata: bytes) -> None:
         try:
-            content = json.loads(metadata)
-            agent, regions = content["agent"], [(int(a), int(n)) for a, n in content["regions"]]
+            agent, regions = _read(metadata)
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"metadata of {peer} can't be read: {error}") from error
         if agent != peer:
@@ -268,7 +274,7 @@ class SimulatedBackend:
         to = set(read.local)
         for other in (read for agent in self.fabric.of(self.process) for read in agent.running):
             if not to.isdisjoint([other.local[i] for i in other.left]):
-                self.world.require(False, f"{self.agent}: two reads write to the same bytes")
+                self.world.fail(f"{self.agent}: two reads write to the same bytes")
 
     def _fault(self, *, of_rows: bool) -> ReadFault | None:
         script = self.fabric.scripts.get(self.process.name, [])
@@ -287,9 +293,9 @@ class SimulatedBackend:
         if read.claims and read.claims[0] != ANYBODY and (deed := self.fabric.amid.pop(self.process.name, None)):
             world.after(world.between(0.0, took), deed)
         order = read.left.copy()
-        if len(order) > 1:
-            world.random.shuffle(order)
         bursts = min(len(order), 1 + int(world.random.random() * 3))
+        if bursts > 1 or read.fault is not None:
+            world.random.shuffle(order)
         at = sorted(world.random.random() * took for _ in range(bursts))
         edges = [len(order) * i // bursts for i in range(bursts + 1)]
         known = int(world.random.random() * bursts) if kind in ("fail", "lose", "hang") else bursts
@@ -314,14 +320,12 @@ class SimulatedBackend:
             if read.survives:
                 self.world.after(STALL_S, self._land, read, part)
             return
+        local, left, claims = read.local, read.left, read.claims
         for piece, place in zip(part, places, strict=True):
-            if read.claims:
-                has = self.watch.claims(read.local[piece])
-                self.world.require(
-                    has == read.claims[piece], f"{self.agent}: a read of {read.source} writes to a page it lost"
-                )
-            ctypes.memmove(read.local[piece], place, read.lengths[piece])
-            read.left.remove(piece)
+            if claims and self.watch.claims(local[piece]) != claims[piece]:
+                self.world.fail(f"{self.agent}: a read of {read.source} writes to a page it lost")
+            ctypes.memmove(local[piece], place, read.lengths[piece])
+            left.remove(piece)
         if read.fault is not None and read.fault.kind.startswith("corrupt") and not read.corrupted:
             self._corrupt(read, part[0], read.fault.kind)
         if read.end is not None and not read.left:

@@ -18,7 +18,7 @@ from pdkv.kvcache.manager import Reservation
 from pdkv.node.messages import GenerateRequest, PagesSealed
 from pdkv.node.prompt import answer_hashes, plan_prompt
 from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
-from tests.simulation.model import Truth, contract, page_bytes, written_bytes
+from tests.simulation.model import Truth, contract, page_bytes, rows, written_bytes
 from tests.simulation.nodes import Life
 from tests.simulation.world import World
 
@@ -43,10 +43,11 @@ class Laws:
         answer = self.answers[request.request_id] = truth.answer(request.sampling)
         whole = np.concatenate((request.tokens, np.array(answer, np.uint32)))
         more = answer_hashes(prompt, np.array(answer, np.uint32), contract())
-        pages = page_bytes(whole)
+        made = rows(whole, 0, 0)
+        pages = page_bytes(made)
         for hash, page in zip([*prompt.hashes, *more], pages, strict=False):
             self._by_hash.setdefault(hash, page.tobytes())
-        pages = page_bytes(request.tokens)
+        pages = page_bytes(made[: len(request.tokens)])
         self._prompts[request.request_id] = pages, written_bytes(len(request.tokens))
         if prompt.tail_hash:
             self._by_hash[prompt.tail_hash] = pages[-1].tobytes()
@@ -84,11 +85,13 @@ class Laws:
     def announced(self, node: str, life: PeerName, sealed: PagesSealed) -> None:
         """A page and a generation of a node name one content, in one of its lives."""
         columns = (sealed.page_ids.tolist(), sealed.generations.tolist(), sealed.hashes)
+        name = str(life)
         for page, generation, hash in zip(*columns, strict=True):
             key = (node, page, generation)
-            said = (str(life), hash)
+            said = (name, hash)
             before = self._announced.setdefault(key, said)
-            self.world.require(before == said, f"{key} is {hash.hex()[:8]} of {life}, but was {before}")
+            if before != said:
+                self.world.fail(f"{key} is {hash.hex()[:8]} of {life}, but was {before}")
 
     def read(self, life: Life, order: ReadOrder, outcome: ReadOutcome) -> None:
         """A read that ended well, from pages that were still the announced ones, brought their bytes."""
@@ -99,19 +102,21 @@ class Laws:
             if outcome.stale[i] or page in life.corrupted:
                 continue
             due = self._by_hash.get(hash)
-            right = due is None or have[i].tobytes() == due
-            self.world.require(right, f"{life.process.name}: page {page} has other bytes than its fresh row says")
+            if due is not None and have[i].tobytes() != due:
+                self.world.fail(f"{life.process.name}: page {page} has other bytes than its fresh row says")
         life.corrupted.difference_update(order.local)
 
     def writes(self, life: Life, pages: LocalPages) -> None:
         """A step of the engine writes to pages that one request has, none of them sealed or still to be written to by a
         read."""
         life.require_quiet(pages, "are written to by the engine")
-        sealed = pages.where(life.pool.table.sealed(pages))
-        self.world.require(not len(sealed), f"{life.process.name}: the engine writes to sealed pages {list(sealed)}")
+        sealed = life.pool.table.sealed(pages)
+        if sealed.any():
+            self.world.fail(f"{life.process.name}: the engine writes to sealed pages {list(pages.where(sealed))}")
         holders = {life.holder(page) for page in pages}
-        words = f"{life.process.name}: the engine writes to pages {list(pages)} of holders {sorted(holders)}"
-        self.world.require(len(holders) == 1 and 0 not in holders, words)
+        if len(holders) != 1 or 0 in holders:
+            words = f"the engine writes to pages {list(pages)} of holders {sorted(holders)}"
+            self.world.fail(f"{life.process.name}: {words}")
 
     def conserved(self, life: Life) -> None:
         try:
@@ -129,8 +134,8 @@ class Laws:
         have = life.bytes_of(sealed)
         for page, hash, bytes_ in zip(sealed, table.hashes(sealed), have, strict=True):
             due = self._by_hash.get(hash)
-            right = due is None or bytes_.tobytes() == due
-            self.world.require(right, f"{life.process.name}: cached page {page} has not the bytes of its hash")
+            if due is not None and bytes_.tobytes() != due:
+                self.world.fail(f"{life.process.name}: cached page {page} has not the bytes of its hash")
 
     def idle(self, life: Life) -> None:
         """Nobody wants anything: every page is free or cached."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -169,21 +169,24 @@ class Truth:
         return said
 
 
-def page_bytes(tokens: UInt32Array) -> np.ndarray:
-    """uint8 [pages, page bytes] of a prompt, page-major, zero past its last token."""
-    made = np.zeros(-(-len(tokens) // PAGE) * PAGE, np.uint64)
-    made[: len(tokens)] = rows(tokens, 0, 0)
-    inverted = ~made
-    inverted[len(tokens) :] = 0
-    main = made.view(np.uint8).reshape(-1, _MAIN)
+def page_bytes(made: np.ndarray) -> np.ndarray:
+    """uint8 [pages, page bytes] of a prompt's `rows`, page-major, zero past its last token."""
+    padded = np.zeros(-(-len(made) // PAGE) * PAGE, np.uint64)
+    padded[: len(made)] = made
+    inverted = ~padded
+    inverted[len(made) :] = 0
+    main = padded.view(np.uint8).reshape(-1, _MAIN)
     other = inverted.view(np.uint8).reshape(-1, _MAIN)
-    halves = made.view(np.uint8).reshape(-1, PAGE, 2, 4).transpose(0, 2, 1, 3).reshape(-1, _INDEX)
+    halves = padded.view(np.uint8).reshape(-1, PAGE, 2, 4).transpose(0, 2, 1, 3).reshape(-1, _INDEX)
     return np.concatenate((main, other, halves), axis=1)
 
 
+@cache
 def written_bytes(tokens: int) -> np.ndarray:
     """bool [pages, page bytes]: those of a prompt of so many tokens; what lies behind its last one is unsaid."""
     slots = np.arange(-(-tokens // PAGE) * PAGE).reshape(-1, PAGE) < tokens
     rows_ = np.repeat(slots, ROW, axis=1)
     halves = np.repeat(slots, 4, axis=1)
-    return np.concatenate((rows_, rows_, halves, halves), axis=1)
+    written = np.concatenate((rows_, rows_, halves, halves), axis=1)
+    written.flags.writeable = False
+    return written

@@ -8,11 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from pdkv.geometry.page_layout import PlacementKind, layer_major, page_major
+from pdkv.contract import Contract
+from pdkv.geometry.page_layout import PlacementKind, PoolMap, layer_major, page_major
 from pdkv.ids import Incarnation, LocalPages, NodeId, PageHashes, PeerName, RequestId
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.memory import allocate
@@ -185,17 +187,23 @@ class Life:
 
 
 class SimulatedPool(SlotPool):
-    """Makes each view of its memory once: torch takes longer for one than a page for its digest here."""
+    """Makes each view of its memory and its array once: torch takes longer for them than for a digest of a page here."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
+        for buffer in self.memory.buffers:
+            _with_array(buffer)
         self._kept: dict[Any, Any] = {}
+        self._map: PoolMap = super().map()
         self.written: Callable[[LocalPages], None] = lambda pages: None
         """Told of pages before others are moved there."""
 
+    def map(self) -> PoolMap:
+        return self._map
+
     def piece_view(self, piece: Piece) -> Any:
         if piece not in self._kept:
-            self._kept[piece] = super().piece_view(piece)
+            self._kept[piece] = _with_array(super().piece_view(piece))
         return self._kept[piece]
 
     def _view(self, *of: Any, **more: Any) -> Any:
@@ -207,6 +215,17 @@ class SimulatedPool(SlotPool):
     def copy_pages(self, source: LocalPages, target: LocalPages) -> None:
         self.written(target)
         super().copy_pages(source, target)
+
+
+@cache
+def _contract(weights: str, speculation: str, placement: PlacementKind) -> Contract:
+    return replace(contract(weights, speculation), placement=placement)
+
+
+def _with_array(view: Any) -> Any:
+    array = view.numpy()
+    view.numpy = lambda: array
+    return view
 
 
 def make_pool(rng: random.Random, pages: int, placement: PlacementKind) -> SimulatedPool:
@@ -262,7 +281,7 @@ class Fleet:
         drafter = Oracle(engine, VOCAB, acceptance=0.7, seed=1) if shape.speculation == "oracle" else None
         life.parts = NodeParts(
             name=peer,
-            contract=replace(contract(weights, shape.speculation), placement=pool.placement.kind),
+            contract=_contract(weights, shape.speculation, pool.placement.kind),
             pool=pool,
             manager=WatchedManager(pool, life),
             verifier=Verifier(pool),

@@ -11,7 +11,7 @@ from pdkv.kvcache.memory import allocate
 from pdkv.kvcache.page_table import PageTable
 from pdkv.kvcache.pool import SlotPool
 from pdkv.node.messages import Sampling
-from tests.simulation.model import FORMAT, PAGE, VOCAB, SimulatedEngine, Truth, page_bytes, written_bytes
+from tests.simulation.model import FORMAT, PAGE, VOCAB, SimulatedEngine, Truth, page_bytes, rows, written_bytes
 
 PAGES = LocalPages.checked([3, 1, 7, 2], 20)
 PROMPT = np.random.default_rng(0).integers(0, VOCAB, 21).astype(np.uint32)
@@ -57,7 +57,7 @@ def test_the_bytes_of_a_prompts_pages(placement: PlacementKind) -> None:
     SimulatedEngine(pool).forward(PROMPT, 0, PAGES)
     used = PAGES.array[: -(-len(PROMPT) // PAGE)]
     have = np.array([np.concatenate([b for g in Group for b in pool.group_bytes(p, g)]) for p in used.tolist()])
-    due, written = page_bytes(PROMPT), written_bytes(len(PROMPT))
+    due, written = page_bytes(rows(PROMPT, 0, 0)), written_bytes(len(PROMPT))
     assert have.shape == due.shape == written.shape
     assert (have == due)[written].all()
     assert not (have == due)[~written].any()
@@ -89,7 +89,7 @@ def test_pages_that_changed_places_change_the_answer() -> None:
 def test_prompts_with_one_beginning_share_its_bytes_and_no_others_do() -> None:
     other = PROMPT.copy()
     other[9] += 1
-    mine, theirs = page_bytes(PROMPT), page_bytes(other)
+    mine, theirs = page_bytes(rows(PROMPT, 0, 0)), page_bytes(rows(other, 0, 0))
     assert (mine[0] == theirs[0]).all()
     assert (mine[1] != theirs[1]).any()
     assert (mine[2] != theirs[2]).any()

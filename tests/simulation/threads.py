@@ -263,8 +263,8 @@ class SimulatedTransfer:
         if not self.closed:
             self._looks()
             self.core.serve()
-            while self.core.step(self.process.time()):
-                pass
+            while self.core.step(self.process.time()) and self.core._changed:
+                pass  # nothing ends by itself between two steps at one time
             # fences, lines and deadlines that were postponed have no timer of their own
             if self.core.busy and (self._missed_s or held_back(self.core._unsettled, 0.0)):
                 self._soon(within_s=self.settings.fence_after_s / 4)
@@ -273,17 +273,17 @@ class SimulatedTransfer:
 
     def _next_look_s(self) -> float:
         """Until `Failover` may do something that no end of a read calls for; inf if it won't."""
-        stall_s, looks = self.settings.line_stall_s, [math.inf]
-        now = self.process.time()
+        stall_s, now, look_s = self.settings.line_stall_s, self.process.time(), math.inf
         for peer in self.core.peers.values():
             if len(peer.lines) == 1 or peer.lost:
                 continue
-            idle = [line.moved_s for line in peer.up if not line.running]
             for line in peer.lines:
                 if line.down:
-                    looks += [] if line.running else [line.retry_s]
+                    look_s = look_s if line.running else min(look_s, line.retry_s)
                 elif line.running:
                     # others show that it is the line, or are asked
-                    looks += [line.quiet_s + stall_s] if line.quiet_s + stall_s > now else []
-                    looks += [max(line.quiet_s + stall_s / 2, moved_s + stall_s / 4) for moved_s in idle]
-        return max(min(looks), self.core._failover._look_s) - now
+                    look_s = min(look_s, line.quiet_s + stall_s) if line.quiet_s + stall_s > now else look_s
+                    for other in peer.lines:
+                        if not (other.running or other.down):
+                            look_s = min(look_s, max(line.quiet_s + stall_s / 2, other.moved_s + stall_s / 4))
+        return max(look_s, self.core._failover._look_s) - now
