@@ -12,7 +12,8 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -30,20 +31,29 @@ def say(log: logging.Logger, level: int, words: str, facts: Mapping[str, Fact]) 
     log.log(level, words, extra={"facts": facts})
 
 
-def set_up(node: str, level: str, form: Format) -> None:
-    """All of the process's lines go to stderr from now on, those of at least that `level`, once and in this form.
+@contextmanager
+def to_stderr(node: str, level: str, form: Format) -> Iterator[None]:
+    """While the body runs, all of the process's lines of at least that `level` go to stderr, once and in this form.
 
-    For a process that is ours: what a library has put on the console before is taken away; handlers that write
+    For a process that is ours: what a library has put on the console is taken away meanwhile; handlers that write
     elsewhere stay. An application that embeds pdkv doesn't call this, and keeps what it has.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(node) if form == "json" else TextLines(node))
     root, console = logging.getLogger(), (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-    for other in root.handlers[:]:
-        if isinstance(other, logging.StreamHandler) and other.stream in console:
-            root.removeHandler(other)
+    taken = [other for other in root.handlers if isinstance(other, logging.StreamHandler) and other.stream in console]
+    threshold = root.level
+    for other in taken:
+        root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.setLevel(threshold)
+        root.removeHandler(handler)
+        for other in taken:
+            root.addHandler(other)
 
 
 class TextLines(logging.Formatter):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdkv.logs import OWN, JsonLines, TextLines, say
+from pdkv.logs import OWN, JsonLines, TextLines, say, to_stderr
 
 LOG = logging.getLogger("tests.logs")
 
@@ -82,7 +82,7 @@ def test_whatever_stands_in_it_a_line_is_one_line(words: str, value: str) -> Non
         assert len(line.splitlines()) == 1
 
 
-CODE = "import logging; from pdkv.logs import set_up; set_up('p0', 'warning', {0!r}); {1}"
+CODE = "import logging; from pdkv.logs import to_stderr; now = to_stderr('p0', 'warning', {0!r}); now.__enter__(); {1}"
 BEFORE = "import io, logging; kept = logging.StreamHandler(io.StringIO()); logging.basicConfig(handlers={0}); "
 SAYS = "logging.getLogger('a').info('too little'); logging.getLogger('a').warning('enough')"
 
@@ -105,13 +105,15 @@ def test_what_others_have_put_on_the_console_is_replaced_and_what_goes_elsewhere
     assert done.stdout == ("WARNING:a:enough\n" if "kept" in others else "")
 
 
-def test_set_up_twice_says_each_line_once() -> None:
-    again = CODE.format("text", "set_up('p1', 'info', 'text')")
-    done = subprocess.run([sys.executable, "-c", f"{again}; {SAYS}"], capture_output=True, text=True, timeout=60)
-    assert [line.split(" ", 2)[2] for line in done.stderr.splitlines()] == [
-        "INFO p1 a: too little",
-        "WARNING p1 a: enough",
-    ]
+def test_afterwards_everything_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    with to_stderr("p0", "error", "text"), to_stderr("p1", "info", "text"):
+        LOG.info("once")
+    assert (root.handlers, root.level) == (before, level)
+    LOG.error("not there any more")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO p1 tests.logs: once")
 
 
 def test_pdkv_alone_sets_up_nothing() -> None:

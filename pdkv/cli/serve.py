@@ -24,7 +24,7 @@ from pdkv.cli.signals import end_at_once
 from pdkv.cli.tracing import traced
 from pdkv.config import ServiceConfig
 from pdkv.errors import DeadlineExceeded, Draining, PeerLost
-from pdkv.logs import say, set_up
+from pdkv.logs import say, to_stderr
 from pdkv.machine.heap import keep_freed
 from pdkv.node.flow import deadline, together
 from pdkv.node.readiness import Readiness
@@ -141,12 +141,14 @@ def run_service(config: ServiceConfig, serve: Callable[[], Awaitable[None]], opt
     """The whole life of a serving process."""
     if options.exit_with is not None:
         die_with(options.exit_with)
-    set_up(config.node_id, config.log_level, config.log_format)
     keep_freed()
 
     async def main() -> None:
         await serve()
 
     role = type(config).__name__.removesuffix("Config").lower()
-    with traced(config.trace_endpoint, config.trace_ratio, service=f"pdkv-{role}", instance=config.node_id):
+    with (
+        to_stderr(config.node_id, config.log_level, config.log_format),
+        traced(config.trace_endpoint, config.trace_ratio, service=f"pdkv-{role}", instance=config.node_id),
+    ):
         asyncio.run(main())
