@@ -187,7 +187,7 @@ class Life:
 
 
 class SimulatedPool(SlotPool):
-    """Makes each view of its memory and its array once: torch takes longer for them than for a digest of a page here."""
+    """Makes each view of its memory and its array once: torch takes longer for them than for a digest of a page."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
