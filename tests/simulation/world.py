@@ -98,8 +98,9 @@ class Process(asyncio.AbstractEventLoop):
         handle = Handle(callback, args, copy_context() if context is None else context, 0.0)
         if not self.dead:
             self.ready.append(handle)
-            if not self._queued:
-                self.wake()
+            if not self._queued and self.stopped_until <= self.world.now:
+                self._queued = True
+                self.world.runnable.append(self)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -215,7 +216,8 @@ class World:
         """Outside of any process: networks, DMA engines, threads, faults."""
         when = self.now + seconds
         handle = Handle(callback, args, None, when)
-        self.push(when, None, handle)
+        self._serial += 1
+        heapq.heappush(self._timers, (when, self._serial, None, handle))
         return handle
 
     def hasten(self, process: Process, seconds: float) -> None:
