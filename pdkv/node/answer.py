@@ -78,8 +78,8 @@ class Enough:
             raise UnknownRequest(f"request {self._request} has its answer", request=self._request)
         if not 1 <= tokens <= self.told:
             raise BoundsError("output_tokens", tokens, f"1 to {self.told}, as many as were said of the answer so far")
-        self.tokens = min(tokens, self.tokens or tokens)
-        if self._waits is not None:
+        first, self.tokens = self.tokens is None, min(tokens, self.tokens or tokens)
+        if first and self._waits is not None:  # said again, the wait is ending already
             self._waits.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
