@@ -24,7 +24,7 @@ from tests.simulation.world import Killed
 
 GRACE_S = 4.0
 """Of a drain."""
-RARE = (Stage.RENEWED, Stage.PULLING, Stage.PULLED, *2 * (Stage.RECOMPUTING, Stage.LENT), Stage.RECOMPUTING)
+RARE = (Stage.RENEWED, Stage.PULLING, Stage.PULLED, *2 * (Stage.LENT,), *4 * (Stage.RECOMPUTING,))
 """Stages that few requests reach: aimed at more often, and most often at those that the fewest reach."""
 PULLS = (Stage.PULLING, Stage.PULLED)
 
