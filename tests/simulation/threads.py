@@ -22,6 +22,7 @@ from pdkv.errors import PdkvError, TransferError
 from pdkv.geometry.page_layout import PoolMap
 from pdkv.ids import PeerName
 from pdkv.node.flow import Worker
+from pdkv.transfer.agents import ReadingAgent
 from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.core import TransferCore
 from pdkv.transfer.engine import LATE_S
@@ -268,6 +269,8 @@ class SimulatedTransfer:
             # fences, lines and deadlines that were postponed have no timer of their own
             if self.core.busy and (self._missed_s or held_back(self.core._unsettled, 0.0)):
                 self._soon(within_s=self.settings.fence_after_s / 4)
+            if any(_may_go(rail.readers._retired) for rail in self.core._rails):
+                self._soon()
             if (look_s := self._next_look_s()) < math.inf:
                 self._soon(look_s, self.settings.line_stall_s / LOOKS_PER_STALL)
 
@@ -282,8 +285,15 @@ class SimulatedTransfer:
                     look_s = look_s if line.running else min(look_s, line.retry_s)
                 elif line.running:
                     # others show that it is the line, or are asked
-                    look_s = min(look_s, line.quiet_s + stall_s) if line.quiet_s + stall_s > now else look_s
+                    stalled_s = line.quiet_s + stall_s
+                    if stalled_s > now or any(o.moved_s > now - stall_s / 2 for o in peer.up if o is not line):
+                        look_s = min(look_s, stalled_s)
                     for other in peer.lines:
                         if not (other.running or other.down):
                             look_s = min(look_s, max(line.quiet_s + stall_s / 2, other.moved_s + stall_s / 4))
         return max(look_s, self.core._failover._look_s) - now
+
+
+def _may_go(fenced_off: ReadingAgent | None) -> bool:
+    """The next step destroys it, as `Rotation.finish` does."""
+    return fenced_off is not None and all(run.stranded or run.task.failure for run in fenced_off.running)
