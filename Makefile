@@ -9,8 +9,11 @@ VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+SGLANG := .venv-sglang
+# of SGLang's own version; torchvision has to be built for the same (CPU: as TORCH, about 4 GB less)
+SGLANG_TORCH ?= torch==2.14.1 torchvision==0.29.1
 
-.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test vllm-e2e nightly clean
+.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test vllm-e2e sglang-interop nightly clean
 
 setup: $(STAMP)
 
@@ -82,9 +85,27 @@ $(VLLM)/.stamp: pyproject.toml
 	@$(VLLM)/bin/python -m pip install --quiet --editable .
 	@touch $@
 
+# events, page hashes and trees against SGLang's own code on CPU, in an environment of its own; needs g++ and OpenSSL's
+# headers, with which SGLang builds its hash (apt-get install g++ libssl-dev). One case: ARGS="--only trees"
+sglang-interop: $(SGLANG)/.stamp
+	@PATH="$(CURDIR)/$(SGLANG)/bin:$$PATH" TORCH_EXTENSIONS_DIR="$(CURDIR)/$(SGLANG)/extensions" \
+	  $(SGLANG)/bin/python -m tests.sglang.interop $(ARGS)
+
+# SGLang needs some 80 packages to serve, most of them for GPUs, and its trees these to be imported
+$(SGLANG)/.stamp: pyproject.toml
+	@echo making $(SGLANG) >&2
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install --quiet --upgrade pip
+	@$(SGLANG)/bin/python -m pip install --quiet $(SGLANG_TORCH)
+	@$(SGLANG)/bin/python -m pip install --quiet --editable '.[events]' aiohttp apache-tvm-ffi==0.1.11 \
+	  compressed-tensors dill gguf ipython ninja openai orjson packaging partial-json-parser pillow psutil pybase64 \
+	  requests sentencepiece starlette tqdm transformers==5.19.0 triton
+	@$(SGLANG)/bin/python -m pip install --quiet --no-deps sglang==0.5.23
+	@touch $@
+
 # what takes too long for every change, one after the other; ends with an error if any of it failed, after all of it ran
 nightly:
-	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e soak sim model bench image-test
+	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e sglang-interop soak sim model bench image-test
 
 clean:
-	rm -rf $(VENV) $(VLLM)
+	rm -rf $(VENV) $(VLLM) $(SGLANG)

@@ -1,9 +1,10 @@
 """The identity of a page: a SHA-256 chain over its tokens and all tokens before them.
 
-Guarantees: the chain is SGLang's, bit for bit (the vectors in tests/golden/page_hash.json), so that events and
-storage keys interoperate; it depends on nothing but its arguments, so every process and machine computes the same;
-equal hashes under one namespace seed mean equal tokens under equal weights, so pages that may stand for each other. A
-hash is no checksum of bytes: chunks of other sizes, or decode's single tokens, are rounded otherwise.
+Guarantees: the chain is SGLang's, bit for bit (the vectors in tests/golden/page_hash.json; `make sglang-interop`), so
+that events interoperate, as would storage keys of prompts without a namespace; it depends on nothing but its arguments,
+so every process and machine computes the same; equal hashes under one namespace seed mean equal tokens under equal
+weights, so pages that may stand for each other. A hash is no checksum of bytes: chunks of other sizes, or decode's
+single tokens, are rounded otherwise.
 
     H_i = SHA-256(H_{i-1} || units of page i as uint32 little-endian),   H_{-1} = seed, or nothing
 

@@ -1,12 +1,11 @@
-"""What the cases of `make vllm-e2e` work with: prompts, engines in pairs, and what held.
+"""What the cases of `make vllm-e2e` work with: prompts, and engines in pairs.
 
-Guarantees: the same prompts for the same seed; every check is told as it is made, and counted.
+Guarantees: the same prompts for the same seed.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.checks import Checks
 from tests.vllm.engines import Answer, Engine, Engines, Plan, Tokens
 from tests.vllm.models import VOCABULARY, make
 
@@ -44,20 +44,6 @@ def prompts(seed: int) -> Prompts:
     prefix = some(500)
     shared = [prefix + some(count) for count in (10, 70, 140)]
     return Prompts([some(n) for n in LENGTHS], shared, [some(draw.choice((100, 400, 1000))) for _ in range(24)])
-
-
-class Checks:
-    """What held and what didn't, in order."""
-
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-        self.passed = 0
-
-    def that(self, holds: object, words: str) -> None:
-        self.passed += bool(holds)
-        if not holds:
-            self.failed.append(words)
-        print(f"{'ok  ' if holds else 'FAIL'} {words}", file=sys.stderr, flush=True)
 
 
 @dataclass

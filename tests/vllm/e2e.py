@@ -23,7 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.bench import ANSWER_TOKENS, BLOCK, Bench, Checks, at_once, idle, pages, prompts, wait_for
+from tests.checks import Checks
+from tests.vllm.bench import ANSWER_TOKENS, BLOCK, Bench, at_once, idle, pages, prompts, wait_for
 from tests.vllm.beside import beside
 from tests.vllm.engines import FOR_ANOTHER, Answer, Engines, Plan, Tokens, through
 from tests.vllm.models import LLAMA, MLA, VOCABULARY

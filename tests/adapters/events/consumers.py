@@ -2,7 +2,7 @@
 
 - SGLang up to 0.5.19: `srt/disaggregation/kv_events.py`, events by position (`array_like`)
 - vLLM before its pull request 42892 (June 2026): `distributed/kv_events.py`, events by position
-- vLLM since then, and SGLang since 0.5.20: events by name
+- vLLM since then, and SGLang since 0.5.20: events by name; `make sglang-interop` holds SGLang's to its own types
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ _SGLANG_STORED: list[_Field] = [
     ("lora_id", int | None),
     ("medium", str | None, None),
 ]
+_SGLANG_NAMED: list[_Field] = [
+    *_SGLANG_STORED,
+    ("cache_salt", str | None, None),
+    ("session_id", str | None, None),
+    ("lora_name", str | None, None),
+]
 _SGLANG_REMOVED: list[_Field] = [("block_hashes", list[int]), ("medium", str | None, None)]
 
 
@@ -63,7 +69,7 @@ LAYOUTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "vllm, positional": _batch(_VLLM_STORED, _VLLM_REMOVED, array_like=True),
     },
     "map": {
-        "sglang, named": _batch(_SGLANG_STORED, _SGLANG_REMOVED, array_like=False),
+        "sglang, named": _batch(_SGLANG_NAMED, _SGLANG_REMOVED, array_like=False),
         "vllm, named": _batch(_VLLM_STORED, _VLLM_REMOVED, array_like=False),
     },
 }
@@ -80,6 +86,8 @@ class Subscriber:
         self.replayed: list[int] = []
         self.missing: list[tuple[int, int]] = []
         """Batches [from, to) that nobody has any more."""
+        self.events: list[Any] = []
+        """All that was said, in order."""
         self._decoder = msgspec.msgpack.Decoder(layout)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._live = self._context.socket(zmq.SUB)
@@ -100,7 +108,7 @@ class Subscriber:
 
     def take(self) -> int:
         """The next live batch, after any that were missed; its number."""
-        assert self._live.poll(DEADLINE_S * 1000), f"batch {self.next} did not come"
+        assert self._live.poll(int(DEADLINE_S * 1000)), f"batch {self.next} did not come"
         _, number, payload = self._live.recv_multipart()
         sequence = int.from_bytes(number, "big")
         if sequence > self.next:
@@ -118,7 +126,7 @@ class Subscriber:
         """Ask for everything from the batch that is due on."""
         self._replay.send_multipart([b"", self.next.to_bytes(8, "big")])
         while True:
-            assert self._replay.poll(DEADLINE_S * 1000), "no answer from the replay address"
+            assert self._replay.poll(int(DEADLINE_S * 1000)), "no answer from the replay address"
             delimiter, *_, number, payload = self._replay.recv_multipart()
             assert delimiter == b""
             if not payload:
@@ -135,10 +143,11 @@ class Subscriber:
         if sequence < self.next:
             return
         self.next = sequence + 1
-        batch: Any = self._decoder.decode(payload)
-        assert batch.ts > 0
-        assert batch.data_parallel_rank == 0
-        for event in batch.events:
+        said_s, events, rank = msgspec.structs.astuple(self._decoder.decode(payload))
+        assert said_s > 0
+        assert rank == 0
+        self.events += events
+        for event in events:
             match type(event).__name__:
                 case "BlockStored":
                     assert (event.lora_id, event.medium) == (None, "GPU")
