@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import re
-import sysconfig
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -111,7 +110,6 @@ def stamp() -> dict[str, Any]:
         "load_1m": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "python_optimized": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         "pdkv": __version__,
         **{name: _version(name) for name in STAMPED},
         "ucx_settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith("UCX_")},

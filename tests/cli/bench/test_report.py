@@ -39,4 +39,4 @@ def test_a_report_is_ok_if_each_of_its_checks_is(tmp_path: Path):
 
 
 def test_the_stamp_names_machine_and_versions():
-    assert {"cpu", "cores", "load_1m", "kernel", "python_optimized", "nixl", "torch", "ucx_settings"} <= set(stamp())
+    assert {"cpu", "cores", "load_1m", "kernel", "nixl", "torch", "ucx_settings"} <= set(stamp())
