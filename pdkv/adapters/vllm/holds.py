@@ -97,8 +97,8 @@ class Holds:
         try:
             async with self._one_at_a_time:
                 await self._seal(held)
-        except IntegrityError as error:
-            held.error = str(error)
+        except (IntegrityError, RuntimeError) as error:  # torch's, too, as for a device that has no memory left
+            held.error = f"it could not be sealed: {error}"
         self._tell()
 
     async def lend(self, hashes: PageHashes, first: int, reader: PeerName) -> tuple[LeaseId, PagesSealed]:

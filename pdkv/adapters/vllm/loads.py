@@ -191,13 +191,19 @@ class Loads:
         """What differs is read once more; then it is data loss."""
         try:
             try:
-                await self._digests.run(self._verifier.verify, arrival)
+                await self._verified(arrival)
             except DigestMismatch:
                 await self._read(order, loaded)
-                await self._digests.run(self._verifier.verify, arrival)
+                await self._verified(arrival)
         except DigestMismatch as error:
             self._refuse(error)
         loaded.pages += len(arrival.pages)
+
+    async def _verified(self, arrival: Arrival) -> None:
+        try:
+            await self._digests.run(self._verifier.verify, arrival)
+        except RuntimeError as error:  # torch's, as for a device that has no memory left: the request has to end
+            raise IntegrityError(f"pages could not be digested: {error}", pages=len(arrival.pages)) from error
 
     def _refuse(self, error: PdkvError) -> None:
         """A proof has failed."""

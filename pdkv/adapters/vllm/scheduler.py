@@ -40,6 +40,7 @@ class Request(Protocol):
 
     request_id: str
     prompt_token_ids: list[int] | None
+    prompt_embeds: object | None
     kv_transfer_params: dict[str, Any] | None
     cache_salt: str | None
     lora_request: Lora | None
@@ -69,7 +70,7 @@ class SchedulerSide:
         """Tokens that another engine has computed beyond those that this one has."""
         if self._remote(request) is None:
             return 0
-        return max(len(request.prompt_token_ids or ()) - computed_tokens, 0)
+        return max(len(_tokens(request)) - computed_tokens, 0)
 
     def allocated(self, request: Request, blocks: Sequence[int], external_tokens: int) -> None:
         """`blocks` are all of the request's; the last `external_tokens` of its prompt are to be loaded into theirs."""
@@ -93,7 +94,7 @@ class SchedulerSide:
                 params["do_remote_prefill"] = False
                 self._load(request, remote, (), 0)
             return False, None
-        pages = -(-len(request.prompt_token_ids or ()) // self._engine.block_tokens)
+        pages = -(-len(_tokens(request)) // self._engine.block_tokens)
         if not params.get("do_remote_decode") or not completed or not pages or len(blocks) < pages:
             return False, None
         held = tuple(blocks[:pages])
@@ -106,7 +107,7 @@ class SchedulerSide:
             "remote_request_id": request.request_id,
             "remote_host": self._engine.host,
             "remote_port": self._engine.port,
-            "remote_num_tokens": len(request.prompt_token_ids or ()),
+            "remote_num_tokens": len(_tokens(request)),
             "tp_size": self._engine.tp_size,
         }
 
@@ -116,7 +117,7 @@ class SchedulerSide:
         return orders
 
     def _load(self, request: Request, remote: Remote, blocks: Sequence[int], external_tokens: int) -> None:
-        tokens = len(request.prompt_token_ids or ())
+        tokens = len(_tokens(request))
         first = (tokens - external_tokens) // self._engine.block_tokens
         pages = -(-tokens // self._engine.block_tokens)
         self._next.loads.append(
@@ -126,7 +127,7 @@ class SchedulerSide:
     def _remote(self, request: Request) -> Remote | None:
         """Where the request's prompt was computed, if it was somewhere else, and that can be used."""
         params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill") or not request.prompt_token_ids:
+        if not params or not params.get("do_remote_prefill") or not _tokens(request):
             return None
         remote = remote_of(params)
         if isinstance(remote, str):
@@ -148,4 +149,9 @@ def prompt_of(request: Request) -> Prompt:
     items = [(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features]
     lora = request.lora_request
     key = f"lora {lora.lora_name}" if lora is not None else ""
-    return Prompt(token_column(request.prompt_token_ids or [], items), key, request.cache_salt or "")
+    return Prompt(token_column(_tokens(request), items), key, request.cache_salt or "")
+
+
+def _tokens(request: Request) -> list[int]:
+    """That name its pages. None do where some stand for embeddings: those are in no name."""
+    return request.prompt_token_ids or [] if request.prompt_embeds is None else []

@@ -1,7 +1,7 @@
 """What an operator may set: the entries of `kv_connector_extra_config`, all optional.
 
 Guarantees: an entry that isn't known is refused by name, as is a value of the wrong kind; what NixlConnector is told by
-environment variables (host and port of the side channel) holds here, too.
+environment variables (host and port of the side channel) holds here, too; every time is one that a lease may last.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdkv.errors import ConfigError
+from pdkv.node.pull import MAX_LEASE_S
 from pdkv.rpc.security import MutualTls, PlainText, Security
 
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -63,19 +64,29 @@ def settings_of(extra: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     if environ.get(HOST):
         given["host"] = environ[HOST]
     if environ.get(PORT):
-        given["port"] = _port(environ[PORT])
+        given["port"] = _port(PORT, environ[PORT])
     for name, value in extra.items():
+        entry = f"kv_connector_extra_config.{name}"
         if name not in known:
-            raise ConfigError(f"kv_connector_extra_config.{name}", value, ", ".join(known))
+            raise ConfigError(entry, value, ", ".join(known))
         kind = type(known[name])
         fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"kv_connector_extra_config.{name}", value, f"a value like {known[name]!r}")
-        given[name] = kind(value)
+            raise ConfigError(entry, value, f"a value like {known[name]!r}")
+        if kind is float and not 0 < value <= MAX_LEASE_S:  # written so that NaN fails too
+            raise ConfigError(entry, value, f"above 0, at most {MAX_LEASE_S:g}")
+        given[name] = _port(entry, str(value)) if name == "port" else kind(value)
+    for name in given.keys() & {"host", "bind"}:
+        given[name] = _bracketed(given[name])
     return Settings(**given)
 
 
-def _port(text: str) -> int:
+def _port(field: str, text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise ConfigError(PORT, text, "1 to 65535")
+        raise ConfigError(field, text, "1 to 65535")
     return int(text)
+
+
+def _bracketed(host: str) -> str:
+    """An IPv6 address as it stands before a port; NixlConnector is given it without brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

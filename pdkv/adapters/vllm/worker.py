@@ -151,9 +151,8 @@ class _Node:
         self.peers = PeerBook(self.station)
         self.peers.overlook = self._differs
         self._directory = GrpcDirectory(settings.security, ClientSettings(settings.connect_s, settings.find_s + 5.0))
-        self._links = SourceLinks(
-            self.station, self.peers, self._directory.sources, allowed=tuple(settings.allow.split(","))
-        )
+        allowed = tuple(pattern.strip() for pattern in settings.allow.split(","))
+        self._links = SourceLinks(self.station, self.peers, self._directory.sources, allowed=allowed)
         self._keeper = PeerKeeper(self.peers, self._links.probe, KeeperSettings())
         verifier = Verifier(station.pool)
         self._holds = Holds(

@@ -79,6 +79,20 @@ def test_a_lease_without_an_end_is_not_believed(monkeypatch: pytest.MonkeyPatch)
         assert d.side.tally.take()["loads_failed/ProtocolError"] == 1
 
 
+@pytest.mark.parametrize("step", ["seal", "verify"])
+def test_a_device_that_cant_digest_ends_the_load(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def failing(self: Verifier, *args: object) -> object:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(Verifier, step, failing)
+    with pair() as (p, d):
+        p.hold("r", prompt(3 * TOKENS), 4, 2, 9)
+        d.load("r", prompt(3 * TOKENS), p, 11, 12, 13)
+        assert d.until(lambda r: r.received).bad_blocks == {11, 12, 13}
+        kind = {"seal": "StalePages", "verify": "IntegrityError"}[step]
+        assert d.side.tally.take()[f"loads_failed/{kind}"] == 1
+
+
 class Reads:
     """In place of a transfer engine's `read`: what the test says becomes of it."""
 

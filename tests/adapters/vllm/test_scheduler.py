@@ -25,6 +25,7 @@ class Request:
     cache_salt: str | None = None
     lora_request: Lora | None = None
     mm_features: list[Any] = field(default_factory=list)
+    prompt_embeds: object | None = None
 
 
 def request(tokens: int, **params: Any) -> Request:
@@ -91,7 +92,17 @@ def test_what_cant_be_loaded_is_computed_here(wrong: dict[str, Any]) -> None:
 
 
 def test_a_prompt_of_embeddings_is_computed_here() -> None:
-    assert SchedulerSide(ENGINE).matched(Request(None, dict(TO)), 0) == 0
+    assert SchedulerSide(ENGINE).matched(Request(None, dict(TO), prompt_embeds=object()), 0) == 0
+
+
+def test_tokens_that_stand_for_embeddings_name_nothing() -> None:
+    """Two prompts of unequal embeddings have the same placeholders."""
+    side, asked, computed = SchedulerSide(ENGINE), request(40, **TO), request(40, **FROM)
+    asked.prompt_embeds = computed.prompt_embeds = object()
+    assert side.matched(asked, 0) == 0
+    side.allocated(asked, [1, 2, 3], 0)
+    assert side.finished(computed, [3, 4, 5], completed=True) == (False, None)
+    assert side.orders() == SchedulerSide(ENGINE).orders()
 
 
 def test_salt_and_adapter_go_into_the_names() -> None:

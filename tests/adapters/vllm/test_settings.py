@@ -19,6 +19,11 @@ def test_what_nixl_connector_is_told_holds_here() -> None:
     assert settings_of({"port": 5800}, {PORT: "5700"}).port == 5800, "and is overruled by what is said to this one"
 
 
+def test_an_ipv6_address_gets_its_brackets_once() -> None:
+    said = settings_of({"bind": "[::]"}, {HOST: "fd00::1"})
+    assert (said.host, said.bind) == ("[fd00::1]", "[::]")
+
+
 def test_numbers_may_be_whole() -> None:
     assert settings_of({"hold_s": 30}, {}).hold_s == 30.0
 
@@ -31,6 +36,12 @@ def test_numbers_may_be_whole() -> None:
         ({"port": True}, {}),
         ({"shadow": 1}, {}),
         ({"hold_s": "long"}, {}),
+        ({"hold_s": 0}, {}),
+        ({"hold_s": 10**400}, {}),
+        ({"lease_s": 1e9}, {}),
+        ({"find_s": float("nan")}, {}),
+        ({"port": 0}, {}),
+        ({"port": 65536}, {}),
         ({}, {PORT: "high"}),
         ({}, {PORT: "0"}),
     ],
