@@ -339,7 +339,7 @@ class RemoteError(PdkvError):
 
 
 class IntegrityError(PdkvError):
-    """This node's own bookkeeping contradicts itself; never caused by what a peer or a user sent."""
+    """This node's own bookkeeping contradicts itself, or its memory can't be read; never caused by what others sent."""
 
 
 # --- on purpose -------------------------------------------------------------------------------------------------------
