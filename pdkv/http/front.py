@@ -29,6 +29,7 @@ from pdkv.errors import ConfigError, FieldRefused, PdkvError, UnknownModel, Unkn
 from pdkv.http import answers
 from pdkv.http.access import Access, ApiKeys
 from pdkv.http.answers import Answer, spoken
+from pdkv.http.connections import Connections
 from pdkv.http.failures import error_object, failure_of
 from pdkv.http.intake import Intake
 from pdkv.http.question import Question, columns_of, question_in
@@ -41,7 +42,7 @@ from pdkv.node.flow import deadline
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest
 from pdkv.node.readiness import Readiness
 from pdkv.rpc.convert.checks import STREAM_SLACK_S
-from pdkv.rpc.security import Gate, KeyFiles, MutualTls, Security
+from pdkv.rpc.security import Gate, KeyFiles, MutualTls, Security, connection_age_s
 from pdkv.tracing.span import tracer
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,6 @@ TOLD = web.RequestKey("told", bool)
 """Key of a request that the service itself has failed: its own line in the log says so."""
 WHOLE = web.RequestKey("whole", bool)
 """Key of a request whose answer's last part is on its way: nothing may follow it."""
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -114,7 +114,7 @@ class HttpFront:
         self._settings = settings
         self._tokenizer = tokenizer
         self._readiness = readiness
-        self._connections = gate.connections
+        self._connections = Connections(gate.connections, connection_age_s(gate, security))
         keys = ApiKeys(Path(settings.api_keys)) if settings.api_keys else None
         self._access = Access(gate, keys)
         self._tls: ssl.SSLContext | None = None
@@ -125,7 +125,6 @@ class HttpFront:
         self._tracer = tracer()
         self._running: set[asyncio.Task[Any]] = set()
         self._last_word: PdkvError | None = None
-        self._draining = False
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
 
@@ -134,7 +133,8 @@ class HttpFront:
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._guarded(request, handler)
+            with self._connections.busy(request.transport):
+                return await self._guarded(request, handler)
 
         app = web.Application(middlewares=[guarded])
         app.router.add_get("/health", self._health)
@@ -158,7 +158,7 @@ class HttpFront:
         host, _, port = self._settings.bind.rpartition(":")
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self._connection,
+                lambda: self._connections.accept(self._server),
                 host.strip("[]"),
                 int(port),
                 ssl=self._tls,
@@ -173,8 +173,8 @@ class HttpFront:
         return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     def drain(self) -> None:
-        """Connections end with the request that they have; the service refuses new ones."""
-        self._draining = True
+        """Connections end, those with a request after its answer; the service refuses new ones."""
+        self._connections.drain(self._server)
 
     async def ended(self) -> None:
         """Returns when no request runs, and all answers are written."""
@@ -194,16 +194,14 @@ class HttpFront:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _connection(self) -> asyncio.BaseProtocol:
-        server = self._runner.server if self._runner is not None else None
-        if server is None or len(server.connections) >= self._connections:
-            return _Refused()
-        return server()
+    @property
+    def _server(self) -> web.Server | None:
+        return self._runner.server if self._runner is not None else None
 
     # --- what is asked ----------------------------------------------------------------------------------------------
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        why = "draining" if self._draining else self._readiness.unready
+        why = "draining" if self._connections.draining else self._readiness.unready
         return web.json_response({"status": why or "ok"}, status=503 if why else 200)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -276,7 +274,7 @@ class HttpFront:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
-        self._close_if_draining(response)
+        self._connections.prepare(request, response)
         await response.prepare(request)
         request[BEGUN] = response
         await response.write(answers.event(answer.said(first, usage=usage)))
@@ -314,7 +312,7 @@ class HttpFront:
         except Exception:
             log.exception("%s %r failed", request.method, request.path)
             response = await _failed(request, PdkvError("the request failed; the service's log says more"))
-        self._close_if_draining(response)
+        self._connections.prepare(request, response)
         return response
 
     async def _written(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -322,14 +320,10 @@ class HttpFront:
         if request.transport is not None:
             request.transport.set_write_buffer_limits(0)
         if not response.prepared:
-            self._close_if_draining(response)
+            self._connections.prepare(request, response)
             request[WHOLE] = True
             await response.prepare(request)
         await response.write_eof()
-
-    def _close_if_draining(self, response: web.StreamResponse) -> None:
-        if self._draining and not response.prepared:
-            response.force_close()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -383,12 +377,3 @@ def _cut(request: web.Request, error: PdkvError) -> ConnectionError:
 
 def _asked(request: web.Request) -> tuple[str, str, str | None]:
     return request.method, request.path, request.remote
-
-
-class _Refused(asyncio.Protocol):
-    """One connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.write(FULL)
-        transport.close()

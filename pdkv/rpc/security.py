@@ -27,6 +27,8 @@ RETRY_S = 1.0
 """How often files that can't be used are looked at again: a certificate may become valid without a change on disk."""
 FLIGHTS = 8
 """More than any handshake takes."""
+TLS_AGE_S = 7200.0
+"""Of a connection; then the peer connects anew and shows what certificate it has by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,12 @@ class Gate:
     connections: int = 1024
     """Of all peers together."""
     connection_age_s: float | None = None
-    """Then a peer has to connect anew; calls go on to their end. None: under TLS as `transport` says, else never."""
+    """Then a peer has to connect anew; calls go on to their end. None: under TLS after `TLS_AGE_S`, else never."""
+
+
+def connection_age_s(gate: Gate, security: Security) -> float | None:
+    """Of every connection to a server, whatever is spoken there; None: as long as its peer keeps it."""
+    return gate.connection_age_s or (TLS_AGE_S if isinstance(security, MutualTls) else None)
 
 
 def security_of(*, ca: str = "", certificate: str = "", key: str = "", insecure: bool = False) -> Security:

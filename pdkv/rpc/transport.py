@@ -19,7 +19,7 @@ import grpc
 from pdkv.errors import ConfigError
 from pdkv.rpc.convert.checks import ADDRESS, MAX_MESSAGE_BYTES
 from pdkv.rpc.errors import MAX_METADATA_BYTES
-from pdkv.rpc.security import Gate, KeyFiles, Keys, MutualTls, Security
+from pdkv.rpc.security import Gate, KeyFiles, Keys, MutualTls, Security, connection_age_s
 
 WILDCARDS = ("0.0.0.0", "[::]")
 
@@ -35,8 +35,6 @@ Over = Literal["fleet", "front"]
 """A front, such as a router, ends connections while calls come. A call that it hasn't seen is then made again over the
 next connection, if gRPC may: measured, none was lost of 42,000 calls at 80 endings, otherwise 7 of 57,000. It costs up
 to a fifth of a call's CPU."""
-TLS_AGE_S = 7200.0
-"""Of a connection; then the peer connects anew and shows what certificate it has by then."""
 _CHANNEL_OPTIONS: Options = [
     *_LIMITS,
     ("grpc.service_config", json.dumps({"methodConfig": [{"name": [{}]}]})),
@@ -107,8 +105,7 @@ def make_server(interceptors: list[grpc.aio.ServerInterceptor], gate: Gate, secu
         ("grpc.max_concurrent_streams", 2 * gate.calls_per_peer),
         ("grpc.max_allowed_incoming_connections", gate.connections),
     ]
-    age_s = gate.connection_age_s or (TLS_AGE_S if isinstance(security, MutualTls) else 0.0)
-    if age_s:
+    if age_s := connection_age_s(gate, security):
         bounds.append(("grpc.max_connection_age_ms", int(1000 * age_s)))
     return grpc.aio.server(interceptors=interceptors, options=[*_SERVER_OPTIONS, *bounds])
 

@@ -139,6 +139,11 @@ async def streamed(address: str, said: Any, after: Callable[[], None] = lambda: 
     return found
 
 
+async def health(address: str) -> tuple[int, str]:
+    async with ClientSession() as session, session.get(f"http://{address}/health") as answer:
+        return answer.status, (await answer.json())["status"]
+
+
 async def exchanged(address: str, raw: bytes) -> bytes:
     """All that comes back for these bytes until the connection ends or nothing more is due."""
     host, _, port = address.rpartition(":")

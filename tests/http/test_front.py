@@ -21,7 +21,7 @@ from pdkv.node.readiness import Readiness
 from pdkv.router.registry import Registry
 from pdkv.router.service import RouterSettings
 from pdkv.rpc.security import Gate
-from tests.http.fronts import ENDED, Service, body, exchanged, fronted, posted, streamed
+from tests.http.fronts import ENDED, Service, body, exchanged, fronted, health, posted, streamed
 from tests.waiting import DEADLINE_S, until
 
 
@@ -201,22 +201,6 @@ def test_the_services_end_is_told_to_those_who_run() -> None:
     run(test)
 
 
-def test_a_draining_front_keeps_no_connection() -> None:
-    async def test() -> None:
-        async with fronted(Service()) as (front, address):
-            assert "Connection" not in (await posted(address, body()))[2]
-            front.drain()
-            assert (await posted(address, body()))[2]["Connection"] == "close"
-            assert await health(address) == (503, "draining")
-
-    run(test)
-
-
-async def health(address: str) -> tuple[int, str]:
-    async with ClientSession() as session, session.get(f"http://{address}/health") as answer:
-        return answer.status, (await answer.json())["status"]
-
-
 def test_health_is_the_services() -> None:
     async def test() -> None:
         readiness = Readiness()
@@ -299,19 +283,6 @@ def test_a_connection_without_a_request_is_closed() -> None:
             writer.write(b"POST /v1/comp")
             assert await reader.read() == b""
             writer.close()
-
-    run(test)
-
-
-def test_one_connection_too_many_is_told_so() -> None:
-    async def test() -> None:
-        service = Service("hello", waits_at=1)
-        async with fronted(service, gate=Gate(connections=1)) as (_, address):
-            first = asyncio.create_task(posted(address, body()))
-            await service.waiting.wait()
-            assert (await exchanged(address, b"")).startswith(b"HTTP/1.1 503 ")
-            first.cancel()
-            await service.closed.wait()
 
     run(test)
 

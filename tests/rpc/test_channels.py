@@ -12,9 +12,8 @@ import pytest
 from pdkv.errors import ConfigError, PeerLost, TlsRefused
 from pdkv.rpc import channels as module
 from pdkv.rpc.channels import CHANNEL_AGE_S, Channels
-from pdkv.rpc.security import PlainText
+from pdkv.rpc.security import TLS_AGE_S, PlainText
 from pdkv.rpc.server import Services
-from pdkv.rpc.transport import TLS_AGE_S
 from tests.certificates import HERE, Authority
 from tests.rpc import samples
 from tests.rpc.fakes import FakePrefill, Stream, collect, failure, run, serving, soon
