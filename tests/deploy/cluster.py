@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,18 @@ def kustomize(folder: Path) -> str:
     assert done.returncode == 0, done.stderr
     assert not done.stderr, f"{folder}: {done.stderr}"
     return done.stdout
+
+
+def with_component(overlay: str, component: str, folder: Path) -> Cluster:
+    """By a kustomization in `folder`, as docs/deploy.md writes it."""
+    to = {name: os.path.relpath(K8S / name, folder.resolve()) for name in ("overlays", "components")}
+    kustomization = {
+        "namespace": "pdkv",
+        "resources": [f"{to['overlays']}/{overlay}"],
+        "components": [f"{to['components']}/{component}"],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), "utf-8")
+    return Cluster.of(folder)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ RESTRICTED_VOLUMES = {
 }
 SEES_ENDPOINTS = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
 SEES_PODS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
-GRPC, METRICS, UCX, UCX_LAST = 7000, 9400, 20000, 20999
+GRPC, METRICS, OTLP, UCX, UCX_LAST = 7000, 9400, 4317, 20000, 20999
 SIDE, ENGINE_HTTP, ROUTER_HTTP, ROUTER_METRICS = 5600, 8000, 8080, 29000
 """Of vLLM's engines, and of its router."""
 
@@ -178,6 +178,7 @@ def _wanted(cluster: Cluster, names: Sequence[str]) -> set[tuple[str, str, int]]
         wanted = {("client", "router", port) for port in (GRPC, ROUTER_HTTP)}
         wanted |= {("router", "router", port) for port in (GRPC, ROUTER_HTTP)}
         wanted |= {("router", "prefill", GRPC), ("router", "decode", GRPC), ("decode", "prefill", GRPC)}
+    wanted |= {(w.name, "collector", OTLP) for w, _, config in cluster.configs() if config.trace_endpoint}
     if any(cluster.all("Role")):
         wanted |= {("router", name, 443) for name in names if name not in pods}
     if any(cluster.all("PodMonitor")):
@@ -193,11 +194,13 @@ def network(cluster: Cluster) -> Iterator[str]:
     dns = End("dns", {"k8s-app": "kube-dns"}, "kube-system")
     client = End("client", {"pdkv-client": "true"})
     prometheus = End("prometheus", {"app.kubernetes.io/name": "prometheus"}, "monitoring")
+    collector = End("collector", {"app.kubernetes.io/name": "opentelemetry-collector"}, "observability")
     ends = [
         *pods.values(),
         dns,
         client,
         prometheus,
+        collector,
         End("neighbour", {}, home),
         End("stranger"),
         End("internet", {}, "internet"),
@@ -205,7 +208,7 @@ def network(cluster: Cluster) -> Iterator[str]:
     wanted = _wanted(cluster, [end.name for end in ends])
     for port in (UCX, UCX_LAST):
         wanted |= {("decode", "prefill", port), ("prefill", "decode", port)}
-    looked_at = {GRPC, METRICS, SIDE, ENGINE_HTTP, ROUTER_HTTP, ROUTER_METRICS, UCX, UCX_LAST, UCX_LAST + 1, 443}
+    looked_at = {GRPC, METRICS, OTLP, SIDE, ENGINE_HTTP, ROUTER_HTTP, ROUTER_METRICS, UCX, UCX_LAST, UCX_LAST + 1, 443}
     for caller in ends:
         for called in ends:
             for port in looked_at:

@@ -273,6 +273,12 @@ WRONG: list[tuple[Check, str, Change, str]] = [
         "neighbour to router:7000",
     ),
     (isolation.network, "cpu-demo", variable("UCX_TCP_PORT_RANGE", "0"), "UCX listens outside"),
+    (
+        isolation.network,
+        "cpu-demo",
+        variable("PDKV_TRACE_ENDPOINT", "http://otel-collector.observability:4317"),
+        "decode to collector:4317",
+    ),
 ]
 
 

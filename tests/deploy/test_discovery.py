@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.deploy import isolation, references, settings
-from tests.deploy.cluster import K8S, Cluster
+from tests.deploy.cluster import Cluster, with_component
 from tests.deploy.test_overlays import CHECKS, OVERLAYS, VERSIONS, built, invalid
 
 
@@ -26,15 +24,7 @@ def test_another_number_of_replicas_needs_no_other_change(overlay: str, role: st
 
 
 def by_the_api(overlay: str, folder: Path) -> Cluster:
-    """As docs/deploy.md writes it."""
-    to = {name: os.path.relpath(K8S / name, folder.resolve()) for name in ("overlays", "components")}
-    kustomization = {
-        "namespace": "pdkv",
-        "resources": [f"{to['overlays']}/{overlay}"],
-        "components": [f"{to['components']}/discovery-api"],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), "utf-8")
-    return Cluster.of(folder)
+    return with_component(overlay, "discovery-api", folder)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

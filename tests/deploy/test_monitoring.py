@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +18,7 @@ from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import node_families, router_families
 from pdkv.node.routing import RouterStatus
 from tests.deploy import isolation, references
-from tests.deploy.cluster import K8S, ROOT, Cluster
+from tests.deploy.cluster import K8S, ROOT, with_component
 from tests.deploy.test_overlays import CHECKS, OVERLAYS, VERSIONS, invalid
 from tests.metrics.test_scrape import node_status
 
@@ -156,15 +155,8 @@ def test_operations_says_what_to_do_about_each_alert() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_monitoring_goes_with_every_overlay(overlay: str, tmp_path: Path) -> None:
-    """As docs/deploy.md writes it; and what was true of the overlay stays true."""
-    to = {name: os.path.relpath(K8S / name, tmp_path.resolve()) for name in ("overlays", "components")}
-    kustomization = {
-        "namespace": "pdkv",
-        "resources": [f"{to['overlays']}/{overlay}"],
-        "components": [f"{to['components']}/monitoring"],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), "utf-8")
-    cluster = Cluster.of(tmp_path)
+    """What was true of the overlay stays true."""
+    cluster = with_component(overlay, "monitoring", tmp_path)
     assert {"PodMonitor", "PrometheusRule"} <= {o["kind"] for o in cluster.objects}
     assert [complaint for check in CHECKS for complaint in check(cluster)] == []
     assert [why for o in cluster.objects for version in VERSIONS if (why := invalid(o, version))] == []
