@@ -1,7 +1,7 @@
 """vLLM's connector interface, and nothing else: the one file that imports vLLM.
 
-Guarantees: every hook returns at once; vLLM is neither patched nor copied; a version that this wasn't tested with is
-refused when the connector is made.
+Guarantees: every hook returns at once; vLLM is neither patched nor copied. Its version was checked by whoever imports
+this (`pdkv.adapters.vllm`), before what such a version may lack is imported here; and by `contract_of` once more.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from pdkv.adapters.vllm.facts import Allocated, contract_of, require_supported
+from pdkv.adapters.vllm.facts import Allocated, contract_of
 from pdkv.adapters.vllm.memory import engine_pool, layer_caches, row_order
 from pdkv.adapters.vllm.orders import StepOrders
 from pdkv.adapters.vllm.scheduler import Engine, SchedulerSide
-from pdkv.adapters.vllm.settings import settings_of
+from pdkv.adapters.vllm.settings import settings_of, worker_id
 from pdkv.adapters.vllm.tally import NAMES, WITH_KIND
 from pdkv.errors import ConfigError
 
@@ -90,13 +90,13 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        require_supported(vllm.__version__)
         _log_as_vllm_does()
         self._config, self._caches = vllm_config, kv_cache_config
         transfer = vllm_config.kv_transfer_config
         said, parallel = settings_of(transfer.kv_connector_extra_config), vllm_config.parallel_config
         first = said.port + parallel.data_parallel_index * parallel.tensor_parallel_size
         self._settings = replace(said, port=first)
+        worker_id(transfer.engine_id, parallel.tensor_parallel_size - 1)  # refused before anything is loaded
         _require_one_full_group(kv_cache_config.transfer_groups)
         self._worker: WorkerSide | None = None
         self._bad_blocks: set[int] = set()
@@ -108,6 +108,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._settings.port,
                 parallel.tensor_parallel_size,
                 kv_cache_config.transfer_groups[0].kv_cache_spec.block_size,
+                str(vllm_config.lora_config.lora_dtype) if vllm_config.lora_config is not None else "",
             )
             self._scheduler = SchedulerSide(engine)
 
@@ -148,7 +149,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         settings = self._settings
         contract = contract_of(self._config, have, weights_id=settings.weights_id, shadow=settings.shadow)
         rank = int(get_tensor_model_parallel_rank())
-        node_id = f"{self._config.kv_transfer_config.engine_id}-{rank}"
+        node_id = worker_id(self._config.kv_transfer_config.engine_id, rank)
         self._worker = WorkerSide(settings, Identity(node_id, rank, contract), pool)
         log.info("%s: %d blocks of %d B, %s; %s", node_id, blocks, pool.fmt.page_bytes, contract.placement, contract)
 

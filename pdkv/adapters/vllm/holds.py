@@ -1,10 +1,11 @@
 """Blocks of finished prompts that are kept for other engines: named, digested, lent, and let go.
 
 Guarantees: a block is named only while a hold has it, so while the engine neither writes to it nor gives it away; what
-several holds share is digested once and stays named until the last of them ends; a hold ends once: when its last
-reader is done or its lease over, or if nobody asks for it in time; by then the rows of its pages are bumped, so that a
-late reader sees that they are void; whoever serves the reads hears when there may be some, and when there can be none
-any more, however the last reader's lease has ended. Used on one event loop.
+several holds share is digested once and stays named until the last of them ends; a hold ends once: when its last reader
+is done or its lease over, or if nobody asks for it in time; by then the rows of its pages are bumped, so that a late
+reader sees that they are void; one that can't be sealed ends at once, and who comes for it is told why; whoever serves
+the reads hears when there may be some, and when there can be none any more, however the last reader's lease has ended.
+Used on one event loop.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Held:
     readers: set[LeaseId] = field(default_factory=set)
     sealed: bool = False
     error: str = ""
-    """Why it can't be lent."""
+    """Why it can't be lent: the engine has its blocks back."""
 
 
 class Holds:
@@ -89,7 +90,8 @@ class Holds:
         return any(held.hashes == hashes and held.sealed for held in self._by_name.get(_last(hashes), ()))
 
     async def add(self, request_id: str, pages: LocalPages, hashes: PageHashes) -> None:
-        """Keep pages until their reader is done with them. What can't be sealed can't be lent, and says why."""
+        """Keep pages until their reader is done with them. Raises what keeps them from being sealed, whatever it is:
+        then they are not kept, and for as long as they would have been, who wants them is told why."""
         lease_id = self._granted(self._myself, self._terms.keep_s)
         held = self._held[request_id] = self._of_lease[lease_id] = _Held(request_id, pages, hashes, lease_id)
         self._by_name.setdefault(_last(hashes), []).append(held)
@@ -97,9 +99,12 @@ class Holds:
         try:
             async with self._one_at_a_time:
                 await self._seal(held)
-        except (IntegrityError, RuntimeError) as error:  # torch's, too, as for a device that has no memory left
-            held.error = f"it could not be sealed: {error}"
-        self._tell()
+        except BaseException as error:
+            held.error = f"it could not be sealed: {type(error).__name__}: {error}"
+            self._give_back(held)
+            raise
+        finally:
+            self._tell()
 
     async def lend(self, hashes: PageHashes, first: int, reader: PeerName) -> tuple[LeaseId, PagesSealed]:
         """The pages of a prompt from `first` on. Raises `StalePages` if no hold has it in time."""
@@ -109,8 +114,6 @@ class Holds:
         except DeadlineExceeded as error:
             words = f"a prompt of {len(hashes)} pages is not here (any more), nor came within {self._terms.find_s:g} s"
             raise StalePages(words, holds=len(self)) from error
-        if held.error:
-            raise StalePages(held.error, request=held.request_id)
         lease_id = self._granted(reader, self._terms.lease_s)
         self._of_lease[lease_id] = held
         held.readers.add(lease_id)
@@ -158,9 +161,11 @@ class Holds:
         """The one with the fewest readers: the same prompt may have been computed for several."""
         while True:
             changed = self._changed
-            ready = [h for h in self._by_name.get(_last(hashes), ()) if h.hashes == hashes and (h.sealed or h.error)]
-            if ready:
+            same = [held for held in self._by_name.get(_last(hashes), ()) if held.hashes == hashes]
+            if ready := [held for held in same if held.sealed]:
                 return min(ready, key=lambda held: len(held.readers))
+            if same and all(held.error for held in same):
+                raise StalePages(same[-1].error, request=same[-1].request_id)
             await changed.wait()
 
     def _granted(self, owner: PeerName, ttl_s: float) -> LeaseId:
@@ -178,11 +183,17 @@ class Holds:
                 self._listeners.lent(False)
         if held.readers or held.waiting in self._of_lease:
             return
-        del self._held[held.request_id]
         same = self._by_name[_last(held.hashes)]
         same.remove(held)
         if not same:
             del self._by_name[_last(held.hashes)]
+        self._give_back(held)
+
+    def _give_back(self, held: _Held) -> None:
+        """Its blocks, once."""
+        if self._held.get(held.request_id) is not held:
+            return
+        del self._held[held.request_id]
         self._owners[held.pages.index] -= 1
         self._table.bump(held.pages.where(self._owners[held.pages.index] == 0))
         self._listeners.ended(held.request_id)

@@ -2,20 +2,23 @@
 
 Guarantees: a block counts as loaded only if it was read whole, the source's row said afterwards that it was that page
 of that prompt, and its digest is the announced one; a load ends only when nothing can land in its blocks any more, with
-the blocks that it didn't bring, and why, whatever happens to the other engine.
+the blocks that it didn't bring, and why, whatever happens to the other engine; it doesn't outlast its lease, which
+nobody renews, by more than the end of a read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from pdkv.errors import (
     BoundsError,
     DigestMismatch,
     IntegrityError,
+    LeaseExpired,
     PdkvError,
     PeerLost,
     ProtocolError,
@@ -78,6 +81,27 @@ class _Source:
     loan: Loan
     number: int
     """Of the load."""
+    ends_s: float
+    """The lease, in the loop's seconds, if the loan took no time to get here."""
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_s - asyncio.get_running_loop().time()
+
+    @contextmanager
+    def bounding(self) -> Iterator[None]:
+        """What isn't there once the lease is over is lacking because of that. Raises `LeaseExpired`."""
+        try:
+            yield
+        except (StalePages, TransferUnsettled) as error:
+            if self.left_s > 0:
+                raise
+            raise self.over(str(error)) from error
+
+    def over(self, why: str) -> LeaseExpired:
+        lease, pages = self.loan.lease, len(self.loan.pages.hashes)
+        words = f"{self.intro.name} lent {pages} pages for {lease.ttl_s:g} s, and not all came by then ({why})"
+        return LeaseExpired(f"{words}: a slow line needs a longer lease_s there", lease=lease.lease_id)
 
 
 class Loads:
@@ -91,20 +115,23 @@ class Loads:
         self._number = 0
 
     async def load(self, wanted: Wanted) -> Loaded:
-        """To its end: what fails is told in the result. Without pages the other engine is only told that nobody comes
-        for them."""
+        """To its end: what fails is told in the result, and what isn't pdkv's own is raised. Without pages the other
+        engine is only told that nobody comes for them."""
         loaded, began_s = Loaded(), asyncio.get_running_loop().time()
         self._number += 1
         try:
             link, loan = await self._lent(wanted)
-            try:
-                if len(wanted.pages):
-                    await self._bring(wanted, _Source(link.intro, loan, self._number), loaded)
-            except TransferError as error:
-                self._links.forget(link, error)
-                raise
-            finally:
-                begin(self._released(link, loan))
+            ends_s = asyncio.get_running_loop().time() + loan.lease.ttl_s
+            source = _Source(link.intro, loan, self._number, ends_s)
+            with source.bounding():
+                try:
+                    if len(wanted.pages):
+                        await self._bring(wanted, source, loaded)
+                except TransferError as error:
+                    self._links.forget(link, error)
+                    raise
+                finally:
+                    begin(self._released(link, loan))
         except PdkvError as error:
             loaded.error = error
         loaded.seconds = asyncio.get_running_loop().time() - began_s
@@ -157,20 +184,22 @@ class Loads:
                     remote[part],
                     sealed.generations[part],
                     arrival.hashes,
-                    source.loan.lease.ttl_s,
+                    source.left_s,
                     Flow(source.number, len(remote), stop),
                 )
-                await self._read(order, loaded)
+                await self._read(order, source, loaded)
                 if proving is not None:
                     await proving
-                proving = asyncio.create_task(self._prove(arrival, order, loaded))
+                proving = asyncio.create_task(self._prove(arrival, order, source, loaded))
         finally:
             if proving is not None:
                 await proving
 
-    async def _read(self, order: ReadOrder, loaded: Loaded) -> None:
+    async def _read(self, order: ReadOrder, source: _Source, loaded: Loaded) -> None:
         """One read to its end; one without a proven end is waited for: until then the blocks can't be given back."""
-        outcome = await asyncio.wrap_future(self._station.transfer.read(order))
+        if (left_s := source.left_s) <= 0:
+            raise source.over("a portion was still to be asked for")
+        outcome = await asyncio.wrap_future(self._station.transfer.read(replace(order, deadline_s=left_s)))
         if outcome.status is ReadStatus.UNSETTLED:
             if outcome.settled is None:
                 raise IntegrityError("an unsettled read doesn't say when it settles", pages=len(order))
@@ -187,23 +216,17 @@ class Loads:
         loaded.descriptors += outcome.descriptors
         loaded.post_seconds += outcome.post_s
 
-    async def _prove(self, arrival: Arrival, order: ReadOrder, loaded: Loaded) -> None:
+    async def _prove(self, arrival: Arrival, order: ReadOrder, source: _Source, loaded: Loaded) -> None:
         """What differs is read once more; then it is data loss."""
         try:
             try:
-                await self._verified(arrival)
+                await self._digests.run(self._verifier.verify, arrival)
             except DigestMismatch:
-                await self._read(order, loaded)
-                await self._verified(arrival)
+                await self._read(order, source, loaded)
+                await self._digests.run(self._verifier.verify, arrival)
         except DigestMismatch as error:
             self._refuse(error)
         loaded.pages += len(arrival.pages)
-
-    async def _verified(self, arrival: Arrival) -> None:
-        try:
-            await self._digests.run(self._verifier.verify, arrival)
-        except RuntimeError as error:  # torch's, as for a device that has no memory left: the request has to end
-            raise IntegrityError(f"pages could not be digested: {error}", pages=len(arrival.pages)) from error
 
     def _refuse(self, error: PdkvError) -> None:
         """A proof has failed."""

@@ -15,6 +15,20 @@ import numpy as np
 
 from pdkv.ids import PageHashes, UInt64Array
 from pdkv.kvcache.page_hash import chain, namespace_seed, tail_hash
+from pdkv.rpc.convert.checks import ADDRESS
+
+HOST_CHARACTERS = 255
+"""Of a name in DNS, and more than any address has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that a prompt is computed with."""
+
+    directory: str
+    """Absolute: where its files are, on this machine."""
+    taken_as: str
+    """What the engine makes of them: how they are laid out, and in which dtype it has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,12 +37,13 @@ class Prompt:
 
     tokens: UInt64Array
     """Those of the vocabulary, and above 2^32 what stands for an item of another modality."""
-    extra_key: str = ""
     cache_salt: str = ""
+    adapter: Adapter | None = None
 
-    def names(self, fingerprint: bytes, page_tokens: int) -> PageHashes:
-        """Of all its pages, the partly filled last one included; `fingerprint`: of the contract's content."""
-        seed = namespace_seed(fingerprint, self.extra_key, self.cache_salt)
+    def names(self, fingerprint: bytes, adapter_key: str, page_tokens: int) -> PageHashes:
+        """Of all its pages, the partly filled last one included; `fingerprint`: of the contract's content;
+        `adapter_key`: of its adapter, "" without one."""
+        seed = namespace_seed(fingerprint, adapter_key, self.cache_salt)
         full = chain(self.tokens, page_tokens=page_tokens, seed=seed)
         rest = self.tokens[len(full) * page_tokens :]
         if not rest.size:
@@ -78,14 +93,14 @@ class Remote:
 
 
 def remote_of(params: Mapping[str, Any]) -> Remote | str:
-    """Where to, from a request's parameters; or what is wrong with them."""
+    """Where to, from a request's parameters, which whoever sends it may have written; or what is wrong with them."""
     host, port, tp = params.get("remote_host"), params.get("remote_port"), params.get("tp_size", 1)
-    if not isinstance(host, str) or not host:
-        return f"remote_host is {host!r}"
+    if not isinstance(host, str) or len(host) > HOST_CHARACTERS or not ADDRESS.fullmatch(f"{host}:1"):
+        return f"remote_host is {host!r:.80}"
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 1 << 16:
-        return f"remote_port is {port!r}"
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-        return f"tp_size is {tp!r}"
+        return f"remote_port is {port!r:.80}"
+    if isinstance(tp, bool) or not isinstance(tp, int) or not 0 < tp < 1 << 16:
+        return f"tp_size is {tp!r:.80}"
     return Remote(host, port, tp)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pdkv.adapters.vllm.orders import Hold, Load, Prompt, Remote, StepOrders, remote_of, token_column
+from pdkv.adapters.vllm.orders import Adapter, Hold, Load, Prompt, Remote, StepOrders, remote_of, token_column
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,11 @@ class Feature(Protocol):
 
 class Lora(Protocol):
     @property
-    def lora_name(self) -> str: ...
+    def lora_path(self) -> str: ...
+    @property
+    def load_inplace(self) -> bool: ...
+    @property
+    def is_3d_lora_weight(self) -> bool: ...
 
 
 class Request(Protocol):
@@ -41,6 +45,7 @@ class Request(Protocol):
     request_id: str
     prompt_token_ids: list[int] | None
     prompt_embeds: object | None
+    num_computed_tokens: int
     kv_transfer_params: dict[str, Any] | None
     cache_salt: str | None
     lora_request: Lora | None
@@ -57,6 +62,15 @@ class Engine:
     """Of its first worker."""
     tp_size: int
     block_tokens: int
+    lora_dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """A prompt that another engine has computed."""
+
+    remote: Remote
+    adapter: Adapter | None
 
 
 class SchedulerSide:
@@ -68,17 +82,14 @@ class SchedulerSide:
 
     def matched(self, request: Request, computed_tokens: int) -> int:
         """Tokens that another engine has computed beyond those that this one has."""
-        if self._remote(request) is None:
+        if self._elsewhere(request) is None:
             return 0
         return max(len(_tokens(request)) - computed_tokens, 0)
 
     def allocated(self, request: Request, blocks: Sequence[int], external_tokens: int) -> None:
         """`blocks` are all of the request's; the last `external_tokens` of its prompt are to be loaded into theirs."""
-        remote = self._remote(request)
-        if remote is None or request.kv_transfer_params is None:
-            return
-        request.kv_transfer_params["do_remote_prefill"] = False
-        self._load(request, remote, blocks if external_tokens else (), external_tokens)
+        if (elsewhere := self._elsewhere(request)) is not None:
+            self._load(request, elsewhere, blocks if external_tokens else (), external_tokens)
 
     def finished(
         self, request: Request, blocks: Sequence[int], *, completed: bool
@@ -90,15 +101,18 @@ class SchedulerSide:
             return False, None
         if params.get("do_remote_prefill"):
             # it never got as far as blocks: the other engine needn't wait
-            if (remote := self._remote(request)) is not None:
-                params["do_remote_prefill"] = False
-                self._load(request, remote, (), 0)
+            if (elsewhere := self._elsewhere(request)) is not None:
+                self._load(request, elsewhere, (), 0)
             return False, None
         pages = -(-len(_tokens(request)) // self._engine.block_tokens)
         if not params.get("do_remote_decode") or not completed or not pages or len(blocks) < pages:
             return False, None
+        adapter, why = self._adapter(request), self._outgrown(request, pages)
+        if isinstance(adapter, str) or why:
+            log.warning("request %s: its prompt isn't kept for others, as %s", request.request_id, why or adapter)
+            return False, None
         held = tuple(blocks[:pages])
-        self._next.holds.append(Hold(request.request_id, prompt_of(request), held))
+        self._next.holds.append(Hold(request.request_id, prompt_of(request, adapter), held))
         return True, {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -116,40 +130,65 @@ class SchedulerSide:
         orders, self._next = self._next, StepOrders()
         return orders
 
-    def _load(self, request: Request, remote: Remote, blocks: Sequence[int], external_tokens: int) -> None:
-        tokens = len(_tokens(request))
+    def _load(self, request: Request, elsewhere: _Elsewhere, blocks: Sequence[int], external_tokens: int) -> None:
+        _settled(request)
+        tokens, remote = len(_tokens(request)), elsewhere.remote
         first = (tokens - external_tokens) // self._engine.block_tokens
         pages = -(-tokens // self._engine.block_tokens)
+        prompt = prompt_of(request, elsewhere.adapter)
         self._next.loads.append(
-            Load(request.request_id, prompt_of(request), tuple(blocks[first:pages]), first, remote.host, remote.port)
+            Load(request.request_id, prompt, tuple(blocks[first:pages]), first, remote.host, remote.port)
         )
 
-    def _remote(self, request: Request) -> Remote | None:
-        """Where the request's prompt was computed, if it was somewhere else, and that can be used."""
+    def _elsewhere(self, request: Request) -> _Elsewhere | None:
+        """Where the request's prompt was computed, if it was somewhere else, and that can be used. What can't be is
+        said once: vLLM asks at every step for as long as the request waits."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill") or not _tokens(request):
             return None
-        remote = remote_of(params)
+        remote, adapter = remote_of(params), self._adapter(request)
         if isinstance(remote, str):
-            log.warning("request %s: its prompt is computed here, as %s", request.request_id, remote)
+            why = remote
+        elif isinstance(adapter, str):
+            why = adapter
+        elif remote.tp_size != self._engine.tp_size:
+            why = f"tp_size is {remote.tp_size} there and {self._engine.tp_size} here"
+        else:
+            return _Elsewhere(remote, adapter)
+        _settled(request)
+        log.warning("request %s: its prompt is computed here, as %s", request.request_id, why)
+        return None
+
+    def _outgrown(self, request: Request, pages: int) -> str:
+        """Why the prompt's last block is another page by now, or "": one that the answer has filled is in vLLM's
+        prefix cache, and goes into the next prompt under that prompt's name. A block has one name at a time."""
+        filled = len(_tokens(request)) < pages * self._engine.block_tokens <= request.num_computed_tokens
+        return "its answer has filled its last block: for another engine, one token is enough" if filled else ""
+
+    def _adapter(self, request: Request) -> Adapter | str | None:
+        """The request's LoRA adapter; or why pages can't be named by it. A path that isn't absolute may be a name on a
+        hub for vLLM, and nobody here can say what is there now."""
+        lora = request.lora_request
+        if lora is None:
             return None
-        if remote.tp_size != self._engine.tp_size:
-            log.warning(
-                "request %s: its prompt is computed here, as tp_size is %d there and %d here",
-                request.request_id,
-                remote.tp_size,
-                self._engine.tp_size,
-            )
-            return None
-        return remote
+        if not lora.lora_path.startswith("/"):
+            return f"its LoRA adapter is at {lora.lora_path!r}, which is no absolute path"
+        if lora.load_inplace:
+            return f"its LoRA adapter at {lora.lora_path!r} was loaded in place of another one"
+        layout = "3d" if lora.is_3d_lora_weight else "2d"
+        return Adapter(lora.lora_path, f"{layout} {self._engine.lora_dtype}")
 
 
-def prompt_of(request: Request) -> Prompt:
+def prompt_of(request: Request, adapter: Adapter | None) -> Prompt:
     """What names the request's pages, also where its tokens are only placeholders for something else."""
     items = [(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features]
-    lora = request.lora_request
-    key = f"lora {lora.lora_name}" if lora is not None else ""
-    return Prompt(token_column(_tokens(request), items), key, request.cache_salt or "")
+    return Prompt(token_column(_tokens(request), items), request.cache_salt or "", adapter)
+
+
+def _settled(request: Request) -> None:
+    """Where its prompt comes from isn't asked again."""
+    if request.kv_transfer_params is not None:
+        request.kv_transfer_params["do_remote_prefill"] = False
 
 
 def _tokens(request: Request) -> list[int]:

@@ -1,7 +1,8 @@
 """What an operator may set: the entries of `kv_connector_extra_config`, all optional.
 
-Guarantees: an entry that isn't known is refused by name, as is a value of the wrong kind; what NixlConnector is told by
-environment variables (host and port of the side channel) holds here, too; every time is one that a lease may last.
+Guarantees: an entry that isn't known is refused by name, as is a value of the wrong kind, and an engine_id that other
+nodes would refuse; what NixlConnector is told by environment variables (host and port of the side channel) holds here,
+too; every time is one that a lease may last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pdkv.errors import ConfigError
+from pdkv.ids import NodeId
 from pdkv.node.pull import MAX_LEASE_S
+from pdkv.rpc.convert.checks import NODE_NAME
 from pdkv.rpc.security import MutualTls, PlainText, Security
 
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -46,15 +49,14 @@ class Settings:
     tls_certificate: str = ""
     tls_key: str = ""
 
-    @property
-    def security(self) -> Security:
-        """Raises `ConfigError` unless all three files are named, or none."""
+    def security_of(self, worker: NodeId) -> Security:
+        """The worker's certificate has to name it. Raises `ConfigError` unless all three files are named, or none."""
         files = (self.tls_ca, self.tls_certificate, self.tls_key)
         if not any(files):
             return PlainText()
         if not all(files):
             raise ConfigError("tls_ca, tls_certificate, tls_key", files, "all three, or none")
-        return MutualTls(Path(self.tls_ca), Path(self.tls_certificate), Path(self.tls_key))
+        return MutualTls(Path(self.tls_ca), Path(self.tls_certificate), Path(self.tls_key), worker)
 
 
 def settings_of(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -79,6 +81,17 @@ def settings_of(extra: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     for name in given.keys() & {"host", "bind"}:
         given[name] = _bracketed(given[name])
     return Settings(**given)
+
+
+def worker_id(engine_id: str, rank: int) -> NodeId:
+    """What other nodes know a worker by. Raises `ConfigError` for an engine_id that no node's name can be made of."""
+    suffix = f"-{rank}"
+    if not NODE_NAME.fullmatch(engine_id + suffix):
+        words = (
+            f"letters, digits, '.', '_' and '-', the first a letter or digit, with {suffix!r} behind them at most 63"
+        )
+        raise ConfigError("kv_transfer_config.engine_id", engine_id, f"{words}; or none: vLLM makes one")
+    return NodeId(engine_id + suffix)
 
 
 def _port(field: str, text: str) -> int:

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from pdkv.adapters.vllm.adapters import FILES
 from pdkv.adapters.vllm.facts import Allocated, contract_of
 from pdkv.adapters.vllm.memory import LayerCache, engine_pool, row_order
-from pdkv.adapters.vllm.orders import Hold, Load, Prompt, StepOrders
+from pdkv.adapters.vllm.orders import Adapter, Hold, Load, Prompt, StepOrders
 from pdkv.adapters.vllm.settings import Settings
 from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
 from pdkv.contract import Contract
+from pdkv.ids import NodeId
 
 BLOCKS, TOKENS, HEADS, WIDTH, LAYERS = 24, 16, 2, 8, 3
 
@@ -127,11 +130,18 @@ def pair(*, change: Callable[[Contract], Contract] = lambda c: c, **settings: An
             pool = engine_pool(caches, BLOCKS, TOKENS)
             have = Allocated(pool, row_order(caches, BLOCKS), ["CPU"], "0.32.0")
             contract = contract_of(config(), have, shadow=own.shadow)
-            side = WorkerSide(own, Identity(name, 0, change(contract) if name == "d" else contract), pool)
+            side = WorkerSide(own, Identity(NodeId(name), 0, change(contract) if name == "d" else contract), pool)
             stack.callback(side.close)
             made.append(Engine(caches, own, side))
         yield made[0], made[1]
 
 
-def prompt(count: int, seed: int = 0, salt: str = "") -> Prompt:
-    return Prompt(np.random.default_rng(seed).integers(0, 512, count, np.uint64), "", salt)
+def prompt(count: int, seed: int = 0, salt: str = "", adapter: Adapter | None = None) -> Prompt:
+    return Prompt(np.random.default_rng(seed).integers(0, 512, count, np.uint64), salt, adapter)
+
+
+def lora(directory: Path, weights: bytes = b"weights", config: str = "{}", file: str = FILES[1]) -> Adapter:
+    directory.mkdir(exist_ok=True, parents=True)
+    (directory / FILES[0]).write_text(config)
+    (directory / file).write_bytes(weights)
+    return Adapter(str(directory), "2d float32")

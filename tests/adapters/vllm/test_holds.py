@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from pdkv.adapters.vllm.holds import Holds, Listeners, Terms
 from pdkv.adapters.vllm.memory import engine_pool
-from pdkv.errors import StalePages
+from pdkv.errors import IntegrityError, StalePages
 from pdkv.ids import LocalPages, NodeId, PageHashes, PeerName, new_incarnation
 from pdkv.kvcache.pool import SlotPool
 from pdkv.kvcache.verifier import Verifier
@@ -110,7 +111,9 @@ def test_the_same_prompt_computed_twice_is_lent_to_two_readers() -> None:
 def test_a_block_under_two_names_is_not_lent() -> None:
     async def scenario(kept: Kept) -> None:
         await kept.holds.add("one", pages(3), named("a"))
-        await kept.holds.add("two", pages(3), named("b"))
+        with pytest.raises(IntegrityError, match="two names"):
+            await kept.holds.add("two", pages(3), named("b"))
+        assert kept.ended == ["two"], "the engine has its blocks back"
         with pytest.raises(StalePages, match="two names"):
             await kept.holds.lend(named("b"), 0, YOU)
         assert kept.holds.has(named("a"))
@@ -151,3 +154,44 @@ def test_a_hold_ends_by_itself_with_and_without_a_reader(read: bool) -> None:
         assert kept.lent == ([True, False] if read else [])
 
     kept(scenario, Terms(60.0, 0.05, 20.0) if read else Terms(0.05, 60.0, 0.1))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("none left"), ValueError("a bug"), MemoryError()])
+def test_what_cant_be_sealed_is_given_back_and_its_reader_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def failing(self: Verifier, *args: object) -> object:
+        raise error
+
+    async def scenario(kept: Kept) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(Verifier, "seal", failing)
+            with pytest.raises(type(error)):
+                await kept.holds.add("r", pages(3), named("a"))
+        assert (kept.ended, len(kept.holds), kept.sealed(3)) == (["r"], 0, False)
+        with pytest.raises(StalePages, match=type(error).__name__):
+            await kept.holds.lend(named("a"), 0, YOU)
+        await kept.holds.add("again", pages(5), named("a"))
+        lease, lent = await kept.holds.lend(named("a"), 0, YOU)
+        assert lent.page_ids.tolist() == [5], "what was computed again can be had"
+        kept.holds.release(lease, YOU)
+        assert kept.ended == ["r", "again"]
+
+    kept(scenario)
+
+
+def test_why_it_couldnt_be_sealed_is_forgotten_in_time() -> None:
+    async def scenario(kept: Kept) -> None:
+        await kept.holds.add("one", pages(3), named("b"))
+        with pytest.raises(IntegrityError):
+            await kept.holds.add("two", pages(3), named("a"))
+        said = "two names"
+        while "two names" in said:
+            await asyncio.sleep(0)
+            with pytest.raises(StalePages) as told:
+                await kept.holds.lend(named("a"), 0, YOU)
+            said = str(told.value)
+        assert "not here" in said
+        assert kept.ended == ["two", "one"], "each once"
+
+    kept(scenario, Terms(0.05, 60.0, 0.1))

@@ -1,18 +1,26 @@
 """Loads that must not pass: damage at the source, reuse during the read; and what shadow mode makes of them."""
 
+import os
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
 
+from pdkv.adapters.vllm import loads
 from pdkv.kvcache.verifier import Verifier
 from pdkv.node.messages import LendCall, Loan
 from pdkv.rpc.client import GrpcSource
 from pdkv.transfer.orders import ReadOrder, ReadOutcome, ReadStatus
 from tests.adapters.vllm.engines import TOKENS, free_port, pair, prompt
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -79,20 +87,6 @@ def test_a_lease_without_an_end_is_not_believed(monkeypatch: pytest.MonkeyPatch)
         assert d.side.tally.take()["loads_failed/ProtocolError"] == 1
 
 
-@pytest.mark.parametrize("step", ["seal", "verify"])
-def test_a_device_that_cant_digest_ends_the_load(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    def failing(self: Verifier, *args: object) -> object:
-        raise torch.OutOfMemoryError("no memory left")
-
-    monkeypatch.setattr(Verifier, step, failing)
-    with pair() as (p, d):
-        p.hold("r", prompt(3 * TOKENS), 4, 2, 9)
-        d.load("r", prompt(3 * TOKENS), p, 11, 12, 13)
-        assert d.until(lambda r: r.received).bad_blocks == {11, 12, 13}
-        kind = {"seal": "StalePages", "verify": "IntegrityError"}[step]
-        assert d.side.tally.take()[f"loads_failed/{kind}"] == 1
-
-
 class Reads:
     """In place of a transfer engine's `read`: what the test says becomes of it."""
 
@@ -101,9 +95,13 @@ class Reads:
 
     def __call__(self, order: ReadOrder) -> Future[ReadOutcome]:
         self.asked.set()
-        answered: Future[ReadOutcome] = Future()
-        answered.set_result(replace(self.outcome, stale=np.resize(self.outcome.stale, len(order))))
-        return answered
+        return done(replace(self.outcome, stale=np.resize(self.outcome.stale, len(order))))
+
+
+def done(value: T) -> Future[T]:
+    made: Future[T] = Future()
+    made.set_result(value)
+    return made
 
 
 def ended(status: ReadStatus, *, stale: bool = False, settled: Future[None] | None = None) -> ReadOutcome:
@@ -144,3 +142,70 @@ def test_a_read_that_failed_or_is_void_is_no_load(
         done = d.until(lambda r: r.received)
         assert done.bad_blocks == {3, 6}
         assert d.side.tally.take()[f"loads_failed/{kind}"] == 1
+
+
+class Line:
+    """In place of a transfer engine's `read`: its reads as they are, but nobody hears of the first one's end before
+    `arrives` is called."""
+
+    def __init__(self, read: Callable[[ReadOrder], Future[ReadOutcome]]) -> None:
+        self._read, self._first = read, Future[None]()
+        self.asked: SimpleQueue[tuple[ReadOrder, float]] = SimpleQueue()
+        """With the time at which it was."""
+
+    def __call__(self, order: ReadOrder) -> Future[ReadOutcome]:
+        self.asked.put((order, time.monotonic()))
+        told: Future[ReadOutcome] = Future()
+        read = self._read(order)
+        self._first.add_done_callback(lambda _: read.add_done_callback(lambda done: told.set_result(done.result())))
+        return told
+
+    def arrives(self, *, late: bool) -> None:
+        """`late`: after the lease, which a read's time is the rest of."""
+        order, asked_s = self.asked.get(timeout=20)
+        while late and time.monotonic() < asked_s + order.deadline_s:
+            os.sched_yield()
+        self._first.set_result(None)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_load_that_outlasts_its_lease_ends_by_that_name_with_what_it_has_brought(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    lease_s = 0.3 if late else 60.0
+    monkeypatch.setattr(loads, "portions", lambda pages, _: (slice(i, i + 1) for i in range(pages)))
+    with pair(lease_s=lease_s) as (p, d):
+        line = Line(d.side.station.transfer.read)
+        monkeypatch.setattr(d.side.station.transfer, "read", line)
+        p.hold("r", prompt(3 * TOKENS), 4, 2, 9)
+        d.load("r", prompt(3 * TOKENS), p, 11, 12, 13)
+        line.arrives(late=late)
+        done = d.until(lambda r: r.received)
+        assert done.bad_blocks == ({12, 13} if late else set())
+        assert d.side.tally.take().get("loads_failed/LeaseExpired") == (1 if late else None)
+        assert ("needs a longer lease_s there" in caplog.text) is late
+        assert p.until(lambda r: r.sent).sent == {"r"}
+        if not late:
+            (second, _), (third, _) = line.asked.get(timeout=20), line.asked.get(timeout=20)
+            assert lease_s > second.deadline_s > third.deadline_s, "each has what is left"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (ended(ReadStatus.UNSETTLED, settled=done(None)), "TransferUnsettled"),
+        (ended(ReadStatus.DONE, stale=True), "StalePages"),
+    ],
+)
+def test_what_is_lacking_once_the_lease_is_over_is_lacking_because_of_that(
+    monkeypatch: pytest.MonkeyPatch, outcome: ReadOutcome, kind: str, late: bool
+) -> None:
+    with pair(lease_s=0.3 if late else 60.0) as (p, d):
+        line = Line(Reads(outcome))
+        monkeypatch.setattr(d.side.station.transfer, "read", line)
+        p.hold("r", prompt(TOKENS), 4)
+        d.load("r", prompt(TOKENS), p, 3)
+        line.arrives(late=late)
+        assert d.until(lambda r: r.received).bad_blocks == {3}
+        assert d.side.tally.take()[f"loads_failed/{'LeaseExpired' if late else kind}"] == 1

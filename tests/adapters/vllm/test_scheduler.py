@@ -1,10 +1,11 @@
 """The scheduler's half, as vLLM calls it: what is loaded, what is held, what is said."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from pdkv.adapters.vllm.orders import Adapter
 from pdkv.adapters.vllm.scheduler import Engine, SchedulerSide, prompt_of
 
 ENGINE = Engine("engine", "10.0.0.2", 5700, 1, 16)
@@ -14,7 +15,9 @@ FROM = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": Non
 
 @dataclass
 class Lora:
-    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Request:
     lora_request: Lora | None = None
     mm_features: list[Any] = field(default_factory=list)
     prompt_embeds: object | None = None
+    num_computed_tokens: int = 0
 
 
 def request(tokens: int, **params: Any) -> Request:
@@ -86,9 +90,18 @@ def test_an_aborted_prompt_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"remote_port": 0}, {"remote_host": None}, {"tp_size": 2}])
-def test_what_cant_be_loaded_is_computed_here(wrong: dict[str, Any]) -> None:
-    side = SchedulerSide(ENGINE)
-    assert side.matched(request(40, **(TO | wrong)), 0) == 0
+def test_what_cant_be_loaded_is_computed_here_and_that_is_said_once(
+    wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    side, asked, another = SchedulerSide(ENGINE), request(40, **(TO | wrong)), request(40, **(TO | wrong))
+    for _ in range(3):  # vLLM asks at every step for as long as the request waits
+        assert side.matched(asked, 0) == 0
+    side.allocated(asked, [7, 8, 9], 0)
+    assert side.finished(asked, [7, 8, 9], completed=True) == (False, None)
+    assert side.orders().loads == []
+    assert caplog.text.count(next(iter(wrong))) == 1
+    assert side.matched(another, 0) == 0
+    assert caplog.text.count(next(iter(wrong))) == 2, "of each request"
 
 
 def test_a_prompt_of_embeddings_is_computed_here() -> None:
@@ -105,8 +118,36 @@ def test_tokens_that_stand_for_embeddings_name_nothing() -> None:
     assert side.orders() == SchedulerSide(ENGINE).orders()
 
 
-def test_salt_and_adapter_go_into_the_names() -> None:
-    plain, other = request(20), request(20)
-    other.cache_salt, other.lora_request = "s", Lora("x")
-    assert prompt_of(other).cache_salt == "s"
-    assert prompt_of(plain).names(bytes(32), 16) != prompt_of(other).names(bytes(32), 16)
+def test_salt_and_adapter_go_with_the_prompt() -> None:
+    side = SchedulerSide(replace(ENGINE, lora_dtype="bfloat16"))
+    asked = request(40, **FROM)
+    asked.cache_salt, asked.lora_request = "s", Lora("/adapters/a")
+    assert side.finished(asked, [3, 4, 5], completed=True)[0]
+    prompt = side.orders().holds[0].prompt
+    assert (prompt.cache_salt, prompt.adapter) == ("s", Adapter("/adapters/a", "2d bfloat16"))
+    plain = prompt_of(request(40), None)
+    assert (plain.cache_salt, plain.adapter) == ("", None)
+
+
+@pytest.mark.parametrize("lora", [Lora("somebody/adapter"), Lora("/a", load_inplace=True)])
+def test_an_adapter_that_names_nothing_is_computed_here_and_not_kept(
+    lora: Lora, caplog: pytest.LogCaptureFixture
+) -> None:
+    side, asked, computed = SchedulerSide(ENGINE), request(40, **TO), request(40, **FROM)
+    asked.lora_request = computed.lora_request = lora
+    assert side.matched(asked, 0) == 0
+    assert side.finished(computed, [3, 4, 5], completed=True) == (False, None)
+    assert side.orders() == SchedulerSide(ENGINE).orders()
+    assert caplog.text.count(repr(lora.lora_path)) == 2, "it is said of both, and once of each"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed", "kept"), [(40, 40, True), (40, 47, True), (40, 48, False), (48, 64, True)]
+)
+def test_a_last_block_that_the_answer_has_filled_is_another_prompts_page(
+    tokens: int, computed: int, kept: bool
+) -> None:
+    side, asked = SchedulerSide(ENGINE), request(tokens, **FROM)
+    asked.num_computed_tokens = computed
+    assert side.finished(asked, [3, 4, 5, 6], completed=True)[0] is kept
+    assert len(side.orders().holds) == kept

@@ -1,11 +1,15 @@
 """The connector's extra configuration."""
 
+import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdkv.adapters.vllm.settings import HOST, PORT, Settings, settings_of
-from pdkv.errors import ConfigError
+from pdkv.adapters.vllm.settings import HOST, PORT, Settings, settings_of, worker_id
+from pdkv.errors import ConfigError, ProtocolError
+from pdkv.ids import NodeId, PeerName, new_incarnation
+from pdkv.rpc.convert.common import peer_from_pb, peer_to_pb
 from pdkv.rpc.security import MutualTls, PlainText
 
 
@@ -53,7 +57,22 @@ def test_what_cant_be_meant_is_refused_by_name(extra: dict[str, Any], environ: d
 
 def test_three_files_are_mutual_tls_and_two_are_none() -> None:
     files = {"tls_ca": "ca.pem", "tls_certificate": "c.pem", "tls_key": "k.pem"}
-    assert isinstance(settings_of(files, {}).security, MutualTls)
-    assert isinstance(Settings().security, PlainText)
+    worker = NodeId("engine-0")
+    assert settings_of(files, {}).security_of(worker) == MutualTls(Path("ca.pem"), Path("c.pem"), Path("k.pem"), worker)
+    assert isinstance(Settings().security_of(worker), PlainText)
     with pytest.raises(ConfigError, match="all three"):
-        _ = settings_of({"tls_ca": "ca.pem"}, {}).security
+        _ = settings_of({"tls_ca": "ca.pem"}, {}).security_of(worker)
+
+
+@pytest.mark.parametrize("engine_id", [str(uuid.uuid4()), f"{uuid.uuid4()}_dp0", "prefill-0", "p" * 61])
+def test_an_engine_id_makes_names_of_workers_that_other_nodes_take(engine_id: str) -> None:
+    name = PeerName(worker_id(engine_id, 3), new_incarnation())
+    assert peer_from_pb(peer_to_pb(name)) == name
+
+
+@pytest.mark.parametrize("engine_id", ["", "pre/0", "-p", "p 0", "p" * 62, "pre\n"])
+def test_one_that_makes_none_is_refused_before_anything_is_loaded(engine_id: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine_id: .* can't be used; allowed: letters.*vLLM makes one"):
+        worker_id(engine_id, 0)
+    with pytest.raises(ProtocolError):  # what every other node would have said
+        peer_from_pb(peer_to_pb(PeerName(NodeId(f"{engine_id}-0"), new_incarnation())))

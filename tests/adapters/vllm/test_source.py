@@ -30,7 +30,7 @@ def calling(scenario: Callable[[GrpcSource, Station, Engine], Awaitable[None]], 
 
 
 def names(p: Engine, pages: int) -> PageHashes:
-    return prompt(pages * TOKENS).names(p.side.contract.content_fingerprint, TOKENS)
+    return prompt(pages * TOKENS).names(p.side.contract.content_fingerprint, "", TOKENS)
 
 
 def test_pages_are_located_lent_and_released() -> None:
