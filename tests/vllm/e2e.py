@@ -27,7 +27,7 @@ from tests.checks import Checks
 from tests.vllm.bench import ANSWER_TOKENS, BLOCK, Bench, at_once, idle, pages, prompts, wait_for
 from tests.vllm.beside import beside
 from tests.vllm.engines import FOR_ANOTHER, Answer, Engines, Plan, Tokens, through
-from tests.vllm.models import LLAMA, MLA, VOCABULARY
+from tests.vllm.models import LLAMA, MLA, VOCABULARY, adapter
 
 
 def llama(bench: Bench) -> dict[str, Any]:
@@ -74,6 +74,32 @@ def mla(bench: Bench) -> dict[str, Any]:
     bench.checks.that(counted["pages_loaded"] == due, f"mla: {due} pages are equal, byte by byte, by their digests")
     bench.checks.that(counted.get("proofs_failed", 0) == 0, "mla: no proof failed")
     bench.checks.that(wait_for(lambda: idle(p) and idle(d)), "mla: both engines have all their blocks back")
+    bench.engines.stop(p, d)
+    return counted
+
+
+def lora(bench: Bench) -> dict[str, Any]:
+    """Adapters of one name on both engines: "same" is one adapter in two directories, "other" is two adapters."""
+    where, arguments = bench.folder / "adapters", ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
+    served = [{"same": 1, "other": 2}, {"same": 1, "other": 3}]
+    plans = []
+    for side, role, seeds in zip(("prefill", "decode"), ("kv_producer", "kv_consumer"), served, strict=True):
+        named = [f"{name}={adapter(where / side / name, seed)}" for name, seed in seeds.items()]
+        plan = Plan(side, bench.model("llama", LLAMA), "PdkvConnector", role)
+        plans.append(replace(plan, arguments=[*arguments, "--lora-modules", *named]))
+    p, d = bench.engines.start(*plans)
+    tokens = prompts(12).cold[-2]
+    got, due = through(p, d, tokens, ANSWER_TOKENS, model="same"), p.ask(tokens, ANSWER_TOKENS, model="same")
+    bench.checks.that(got.tokens and got.tokens == due.tokens, f"lora: one adapter at two places {got.error}")
+    bench.checks.that(d.counted()["pages_loaded"] == pages(tokens), "lora: and its pages were loaded")
+    plain = through(p, d, tokens, ANSWER_TOKENS)
+    bench.checks.that(plain.tokens and plain.tokens != got.tokens, "lora: without it other tokens come")
+    refused = through(p, d, tokens, ANSWER_TOKENS, model="other")
+    bench.checks.that(refused.error == "HTTP 500", "lora: two adapters of one name share no page")
+    counted = d.counted()
+    bench.checks.that(counted["pages_loaded"] == 2 * pages(tokens), "lora: and none of theirs was loaded")
+    mine, theirs = (engine.ask(tokens, ANSWER_TOKENS, model="other") for engine in (d, p))
+    bench.checks.that(mine.tokens and mine.tokens != theirs.tokens, "lora: whose tokens differ")
     bench.engines.stop(p, d)
     return counted
 
@@ -218,7 +244,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {"steps": len(seconds), "mean_ms": mean_ms, "most_ms": most_ms}
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, mla, dsa, steps, beside)}
+CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, lora, mla, dsa, steps, beside)}
 
 
 def main() -> int:

@@ -115,8 +115,9 @@ class Engine:
         except OSError:
             return False
 
-    def ask(self, tokens: Tokens, count: int, params: dict[str, Any] | None = None) -> Answer:
-        body = _body(tokens, count)
+    def ask(self, tokens: Tokens, count: int, params: dict[str, Any] | None = None, *, model: str = "m") -> Answer:
+        """`model`: the base, or an adapter of it."""
+        body = _body(tokens, count) | {"model": model}
         if params is not None:
             body["kv_transfer_params"] = params
         began_s = time.monotonic()
@@ -229,9 +230,9 @@ FOR_ANOTHER = {
 """What a proxy sends with a prompt to a prefill engine."""
 
 
-def through(prefill: Engine, decode: Engine, tokens: Tokens, count: int) -> Answer:
+def through(prefill: Engine, decode: Engine, tokens: Tokens, count: int, *, model: str = "m") -> Answer:
     """As a proxy does it: the prompt to one, and what comes back with the prompt to the other."""
-    computed = prefill.ask(tokens, 1, FOR_ANOTHER)
+    computed = prefill.ask(tokens, 1, FOR_ANOTHER, model=model)
     if computed.error:
         return computed
-    return decode.ask(tokens, count, computed.params)
+    return decode.ask(tokens, count, computed.params, model=model)

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -54,4 +55,21 @@ def make(directory: Path, config: dict[str, object], seed: int = 0) -> Path:
     )
     written = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(written | {"torch_dtype": "float32"}))
+    return directory
+
+
+def adapter(directory: Path, seed: int) -> Path:
+    """A LoRA adapter of `LLAMA` that changes keys and values of all layers; the same bytes for the same seed."""
+    directory.mkdir(parents=True)
+    made = torch.Generator().manual_seed(seed)
+    width, rank, heads = int(str(LLAMA["hidden_size"])), 8, {"k_proj": 128, "v_proj": 128}
+    weights = {}
+    for layer in range(int(str(LLAMA["num_hidden_layers"]))):
+        for name, out in heads.items():
+            of = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{of}.lora_A.weight"] = torch.randn((rank, width), generator=made)
+            weights[f"{of}.lora_B.weight"] = torch.randn((out, rank), generator=made)
+    save_file(weights, directory / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(heads), "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(said))
     return directory

@@ -171,13 +171,16 @@ def test_what_cant_be_sealed_is_given_back_and_its_reader_is_told_why(
         assert (kept.ended, len(kept.holds), kept.sealed(3)) == (["r"], 0, False)
         with pytest.raises(StalePages, match=type(error).__name__):
             await kept.holds.lend(named("a"), 0, YOU)
-        await kept.holds.add("again", pages(5), named("a"))
+        adding = asyncio.create_task(kept.holds.add("again", pages(5), named("a")))
+        await asyncio.sleep(0)
+        assert not kept.sealed(5)
         lease, lent = await kept.holds.lend(named("a"), 0, YOU)
-        assert lent.page_ids.tolist() == [5], "what was computed again can be had"
+        assert lent.page_ids.tolist() == [5], "what was computed again is waited for"
+        await adding
         kept.holds.release(lease, YOU)
         assert kept.ended == ["r", "again"]
 
-    kept(scenario)
+    kept(scenario, Terms(60.0, 60.0, 20.0))
 
 
 def test_why_it_couldnt_be_sealed_is_forgotten_in_time() -> None:
