@@ -28,9 +28,10 @@ class Lobby:
         self._limits = running, waiting
         self._places = asyncio.Semaphore(running)
         self._now = now
-        self._ended_s: float | None = None
+        self._full_s = 0.0
+        """Since when all places are taken, and none has changed hands."""
         self._pace_s = LEAST_AGAIN_S
-        """Between two ends of requests, on average."""
+        """Between two ends of requests while all places are taken, on average: how idle it was before says nothing."""
         self.waiting = 0
 
     @asynccontextmanager
@@ -40,6 +41,8 @@ class Lobby:
             await self._wait(remaining_s)
         else:
             await self._places.acquire()
+        if self._places.locked():
+            self._full_s = self._now()
         try:
             yield
         finally:
@@ -64,8 +67,8 @@ class Lobby:
             self.waiting -= 1
 
     def _left(self) -> None:
-        now_s = self._now()
-        if self._ended_s is not None:
-            self._pace_s += PACE_STEP * (now_s - self._ended_s - self._pace_s)
-        self._ended_s = now_s
+        if self._places.locked():
+            now_s = self._now()
+            self._pace_s += PACE_STEP * (now_s - self._full_s - self._pace_s)
+            self._full_s = now_s
         self._places.release()

@@ -123,3 +123,39 @@ def test_the_time_to_come_again_follows_the_pace_of_ends() -> None:
         assert lobby.again_s == MOST_AGAIN_S
 
     run(body)
+
+
+def test_of_two_that_end_at_once_one_took_no_time() -> None:
+    async def body() -> None:
+        clock = Clock()
+        guests = Guests(Lobby(2, 2, clock))
+        for number in range(80):
+            await guests.come(f"{number}a")
+            await guests.come(f"{number}b")
+            if number:
+                clock.now_s += 8.0
+                for name in list(guests.inside):
+                    guests.go[name].set()
+                await turns()
+        assert guests.lobby.again_s == pytest.approx(4.0 * (guests.lobby.waiting + 1), rel=0.1)
+        for task in guests.tasks.values():
+            task.cancel()
+
+    run(body)
+
+
+def test_how_long_nobody_came_is_no_pace() -> None:
+    """A burst after a quiet night isn't sent away for a minute by requests that take two seconds."""
+
+    async def body() -> None:
+        clock = Clock()
+        lobby = Lobby(2, 1, clock)
+        for _ in range(60):
+            clock.now_s += 3600.0
+            async with lobby.place(30.0):
+                clock.now_s += 3600.0
+                async with lobby.place(30.0):
+                    clock.now_s += 2.0
+        assert lobby.again_s == pytest.approx(2.0, rel=0.02)
+
+    run(body)
