@@ -53,6 +53,12 @@ def llama(bench: Bench) -> dict[str, Any]:
     due_pages = sum(map(pages, asked.all)) - local // BLOCK
     bench.checks.that(counted["pages_loaded"] == due_pages, f"llama: {due_pages:g} pages were read and proved")
     bench.checks.that(counted.get("proofs_failed", 0) == 0, "llama: no proof failed")
+    first, *_, last = prompts(13).cold[2:5]
+    answered = p.ask(first, BLOCK, FOR_ANOTHER)
+    bench.checks.that(answered.tokens and not answered.params, "llama: a block that an answer has filled isn't kept")
+    follows = first + answered.tokens + last
+    turn, own = through(p, d, follows, ANSWER_TOKENS), p.ask(follows, ANSWER_TOKENS)
+    bench.checks.that(turn.tokens and turn.tokens == own.tokens, f"llama: but is, for the next turn {turn.error}")
     bench.engines.stop(p, d)
     seconds = [a.seconds for a in sequential[1:]]
     return {

@@ -96,7 +96,7 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         said, parallel = settings_of(transfer.kv_connector_extra_config), vllm_config.parallel_config
         first = said.port + parallel.data_parallel_index * parallel.tensor_parallel_size
         self._settings = replace(said, port=first)
-        worker_id(transfer.engine_id, parallel.tensor_parallel_size - 1)  # refused before anything is loaded
+        worker_id(transfer.engine_id, parallel.tensor_parallel_size - 1)  # else it would be refused by every peer
         _require_one_full_group(kv_cache_config.transfer_groups)
         self._worker: WorkerSide | None = None
         self._bad_blocks: set[int] = set()

@@ -71,7 +71,7 @@ def test_an_engine_id_makes_names_of_workers_that_other_nodes_take(engine_id: st
 
 
 @pytest.mark.parametrize("engine_id", ["", "pre/0", "-p", "p 0", "p" * 62, "pre\n"])
-def test_one_that_makes_none_is_refused_before_anything_is_loaded(engine_id: str) -> None:
+def test_one_that_makes_none_is_refused_by_name(engine_id: str) -> None:
     with pytest.raises(ConfigError, match=r"engine_id: .* can't be used; allowed: letters.*vLLM makes one"):
         worker_id(engine_id, 0)
     with pytest.raises(ProtocolError):  # what every other node would have said

@@ -1,5 +1,6 @@
 """Two engines, each a worker side over memory of its own; gRPC between them, and reads in this process."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from pdkv.adapters.vllm.loads import Loads
 from pdkv.adapters.vllm.orders import Adapter
-from pdkv.adapters.vllm.worker import Identity, WorkerSide
+from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
 from pdkv.contract import SEED_RULE
 from pdkv.errors import ConfigError
 from pdkv.ids import NodeId
@@ -165,8 +166,16 @@ def test_whatever_goes_wrong_ends_the_request_and_no_more(
     def failing(self: Verifier, *args: object) -> object:
         raise StrangeError(f"in {step}")
 
-    words = prompt(3 * TOKENS)
+    words, told = prompt(3 * TOKENS), list[set[str]]()
     with pair() as (p, d):
+        note = p.side._node._note
+
+        def noting(change: Callable[[Results], None]) -> None:
+            change(alone := Results())
+            told.append(alone.sent)
+            note(change)
+
+        monkeypatch.setattr(p.side._node, "_note", noting)
         with monkeypatch.context() as broken:
             broken.setattr(Verifier, step, failing)
             p.hold("r", words, 4, 2, 9)
@@ -181,7 +190,8 @@ def test_whatever_goes_wrong_ends_the_request_and_no_more(
         p.hold("again", words, 4, 2, 9)
         d.load("again", words, p, 11, 12, 13)
         assert d.until(lambda r: r.received).failed == set()
-        assert p.until(lambda r: r.sent).sent == {"again"}, "and nothing twice"
+        assert p.until(lambda r: r.sent).sent == {"again"}
+        assert told == [{"r"}, {"again"}], "each once: the engine doesn't know it afterwards"
 
 
 def test_an_error_between_the_steps_ends_the_load_too(monkeypatch: pytest.MonkeyPatch) -> None:
