@@ -24,6 +24,15 @@ def exported() -> set[str]:
     return {family.name + endings.get(family.type, "") for family in families}
 
 
+def written(role: str) -> set[str]:
+    """What the page says that a process of this role exports."""
+    found = set()
+    for names, where in re.findall(r"^\| (`pdkv_[^|]*) \|[^|]*\| ([^|]*) \|", PAGE.read_text("utf-8"), re.MULTILINE):
+        if role in where or "all" in where:
+            found |= set(re.findall(r"`(pdkv_[a-z_]+)`", names))
+    return found
+
+
 def test_each_metric_has_its_line_and_each_line_its_metric() -> None:
     written = set(re.findall(r"`(pdkv_[a-z_]+)`", PAGE.read_text("utf-8")))
     assert written == exported()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from prometheus_client import disable_created_metrics
 from prometheus_client.core import Metric
 
 from pdkv.config import NodeConfig, RouterConfig, ServiceConfig
@@ -64,6 +65,7 @@ def _exporting(config: ServiceConfig, metrics: Metrics, families: Callable[[], I
     if not config.metrics_bind:
         yield
         return
+    disable_created_metrics()  # a series more for each, which nobody reads
     with exported(metrics, families, config.metrics_bind) as port:
         log.info("metrics at port %d", port)
         yield
