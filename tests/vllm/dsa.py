@@ -27,6 +27,7 @@ from pdkv.adapters.vllm.orders import Hold, Load, Prompt, StepOrders
 from pdkv.adapters.vllm.settings import Settings
 from pdkv.adapters.vllm.worker import Identity, Results, WorkerSide
 from pdkv.geometry.page_layout import Group
+from pdkv.ids import NodeId
 
 LAYERS, INDEXED, TOKENS, BLOCKS = 6, (0, 1, 4), 64, 12
 PAGE_BYTES = TOKENS * (LAYERS * 656 + len(INDEXED) * 132)
@@ -66,7 +67,7 @@ class Side:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         contract = contract_of(config, have)
-        self.side = WorkerSide(Settings(host="127.0.0.1", port=self.port), Identity(name, 0, contract), pool)
+        self.side = WorkerSide(Settings(host="127.0.0.1", port=self.port), Identity(NodeId(name), 0, contract), pool)
 
     def block(self, number: int) -> list[bytes]:
         return [tensor[number].contiguous().view(torch.uint8).numpy().tobytes() for tensor in self.tensors.values()]
