@@ -65,7 +65,8 @@ def _exporting(config: ServiceConfig, metrics: Metrics, families: Callable[[], I
     if not config.metrics_bind:
         yield
         return
-    disable_created_metrics()  # a series more for each, which nobody reads
+    # a series more for each, which nobody reads
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     with exported(metrics, families, config.metrics_bind) as port:
         log.info("metrics at port %d", port)
         yield
