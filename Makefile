@@ -13,7 +13,7 @@ SGLANG := .venv-sglang
 # of SGLang's own version; torchvision has to be built for the same (CPU: as TORCH, about 4 GB less)
 SGLANG_TORCH ?= torch==2.14.1 torchvision==0.29.1
 
-.PHONY: setup demo test lint proto soak sim model bench image image-test deploy-test vllm-e2e sglang-interop nightly clean
+.PHONY: setup demo test lint proto soak sim model bench image image-test alerts-test deploy-test vllm-e2e sglang-interop nightly clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ sim: $(STAMP)
 image-test: $(STAMP)
 	$(BIN)/python -m tests.deploy.image $(ARGS)
 
+# Prometheus's own promtool (apt-get install prometheus)
+alerts-test: $(STAMP)
+	$(BIN)/python -m tests.deploy.alerts
+
 # with the KUBECONFIG of a cluster that may pull IMAGE; without one it says that it did nothing
 deploy-test: $(STAMP)
 	$(BIN)/python -m tests.deploy.e2e $(ARGS)
@@ -105,7 +109,7 @@ $(SGLANG)/.stamp: pyproject.toml
 
 # what takes too long for every change, one after the other; ends with an error if any of it failed, after all of it ran
 nightly:
-	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e sglang-interop soak sim model bench image-test
+	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e sglang-interop soak sim model bench image-test alerts-test
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(SGLANG)

@@ -130,7 +130,7 @@ def test_limits_are_never_above_what_this_process_may_set() -> None:
     assert all(0 < int(limit.partition("=")[2].partition(":")[0]) <= 32_768 for limit in limits())
 
 
-@pytest.mark.parametrize("command", ["image", "e2e"])
+@pytest.mark.parametrize("command", ["image", "alerts", "e2e"])
 def test_the_scripts_say_what_they_lack(command: str) -> None:
     """No root, no tools, no cluster: a line that says so, and no silence."""
     environment = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
@@ -144,5 +144,6 @@ def test_the_scripts_say_what_they_lack(command: str) -> None:
     )
     assert (done.returncode, done.stdout + done.stderr) == {
         "image": (2, done.stderr if "image-test can't run here: no podman, buildah" in done.stderr else ""),
+        "alerts": (2, done.stderr if "alerts-test can't run here: no promtool" in done.stderr else ""),
         "e2e": (0, done.stdout if done.stdout.startswith("SKIP deploy-test: KUBECONFIG isn't set") else ""),
     }[command]

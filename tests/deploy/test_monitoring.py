@@ -18,6 +18,7 @@ from pdkv.metrics.names import Metrics
 from pdkv.metrics.scrape import node_families, router_families
 from pdkv.node.routing import RouterStatus
 from tests.deploy import isolation, references
+from tests.deploy.alerts import CASES, rules, trials
 from tests.deploy.cluster import K8S, ROOT, with_component
 from tests.deploy.test_overlays import CHECKS, OVERLAYS, VERSIONS, invalid
 from tests.metrics.test_scrape import node_status
@@ -131,6 +132,14 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert() -> None:
 )
 def test_a_query_that_finds_nothing_is_found(query: str, words: str) -> None:
     assert words in " ".join(wrong(query))
+
+
+def test_each_alert_is_tried_when_it_is_to_fire_and_when_not() -> None:
+    """By `make alerts-test`."""
+    assert set(CASES) == {alert["alert"] for alert in alerts()}
+    asked = [expected["exp_samples"] for trial in trials() for expected in trial["promql_expr_test"]]
+    assert asked == [[{"labels": "{}", "value": 1}], []] * len(CASES)
+    assert {rule["alert"] for group in rules()["groups"] for rule in group["rules"]} == set(CASES)
 
 
 def test_panels_are_apart_and_have_titles() -> None:
