@@ -110,6 +110,20 @@ def lora(bench: Bench) -> dict[str, Any]:
     return counted
 
 
+def multi(bench: Bench) -> dict[str, Any]:
+    """As a part of vLLM's MultiConnector, which knows parts by their names."""
+    part = {"kv_connector": "PdkvConnector", "kv_connector_module_path": "pdkv.adapters.vllm", "kv_role": "kv_both"}
+    p, d = bench.pair(bench.model("llama", LLAMA), "MultiConnector", {"connectors": [part]})
+    tokens = prompts(14).cold[-2]
+    got, due = through(p, d, tokens, ANSWER_TOKENS), p.ask(tokens, ANSWER_TOKENS)
+    bench.checks.that(got.tokens and got.tokens == due.tokens, f"multi: the tokens of one engine {got.error}")
+    bench.checks.that(wait_for(lambda: idle(p) and idle(d)), "multi: both engines live, and have their blocks back")
+    counted = d.counted()
+    bench.checks.that(counted.get("pages_loaded") == pages(tokens), "multi: pages were loaded, and are counted")
+    bench.engines.stop(p, d)
+    return counted
+
+
 def shadow(bench: Bench) -> dict[str, Any]:
     """Two engines of unequal weights, told to refuse nothing: what would have been refused is counted."""
     said: dict[str, Any] = {"shadow": True}
@@ -250,7 +264,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {"steps": len(seconds), "mean_ms": mean_ms, "most_ms": most_ms}
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, lora, mla, dsa, steps, beside)}
+CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, lora, multi, mla, dsa, steps, beside)}
 
 
 def main() -> int:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -209,6 +211,11 @@ class PdkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _backends(self) -> list[str]:
         return [str(backend.get_name()) for backend in get_current_attn_backends(self._config)]
+
+
+with suppress(ValueError):  # somebody has registered the name already
+    # MultiConnector finds the statistics of its parts by name only, whatever module path was said for them
+    KVConnectorFactory.register_connector("PdkvConnector", "pdkv.adapters.vllm", "PdkvConnector")
 
 
 def _require_one_full_group(groups: Sequence[Any]) -> None:
