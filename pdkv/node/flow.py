@@ -208,5 +208,13 @@ class Worker:
             raise asyncio.CancelledError  # the thread was closed
         return started.result()
 
+    def soon(self, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """From any thread: run `step` there, behind what was given before; nobody waits for it, or hears how it ended.
+
+        Nothing happens in a closed worker.
+        """
+        with suppress(RuntimeError):
+            self._pool.submit(step, *args, **kwargs)
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -27,7 +27,7 @@ from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.eviction import EvictionOrder
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.pool import SlotPool
-from pdkv.kvcache.verifier import VerifiedPages, Verifier
+from pdkv.kvcache.verifier import Soon, VerifiedPages, Verifier
 from pdkv.node.base import NodeParts
 from pdkv.node.group_log import Group, GroupSettings, Member
 from pdkv.node.group_transfer import GroupTransfer
@@ -153,6 +153,9 @@ class GroupVerifier(Verifier):
     def __init__(self, pool: SlotPool, algorithm: str, group: Group) -> None:
         super().__init__(pool, algorithm)
         self._group = group
+
+    def watch(self, arrival: Arrival, soon: Soon) -> None:
+        """Ranks are waited for while the leader's own pages are digested."""
 
     def verify(self, arrival: Arrival) -> VerifiedPages:
         """Raises `DigestMismatch` for bytes of any rank that are not what was announced: so those of replicated

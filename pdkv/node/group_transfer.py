@@ -85,6 +85,9 @@ class GroupTransfer:
     def lane(self, peer: PeerName) -> str:
         return self._local.lane(peer)
 
+    def copies(self, peer: PeerName) -> bool:
+        return False  # ranks prove pages when they are asked to
+
     def status(self) -> TransferStatus:
         """Of this rank's own engine."""
         return self._local.status()

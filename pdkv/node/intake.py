@@ -42,19 +42,24 @@ WHOLE_BYTES = 128 << 20
 the next is read anyway."""
 PORTION_BYTES = 256 << 20
 """Most of what is read before it is proved."""
+SEEN_PORTION_BYTES = 1 << 30
+"""Most of what is read before it is committed, where it is proved meanwhile: a peer that dies costs no more."""
 LAST_PORTION_BYTES = 32 << 20
 """So much may be left to prove when everything has arrived."""
 
 
-def portions(pages: int, page_bytes: int) -> Iterator[slice]:
+def portions(pages: int, page_bytes: int, *, seen: bool = False) -> Iterator[slice]:
     """Cut pages that were announced together into portions that are read and proved one after the other.
 
-    One is proved while the next is read, so each is half of what is left, until that is soon proved.
+    One is proved while the next is read, so each is half of what is left, until that is soon proved. Of pages that are
+    `seen` as they land nothing is left to prove.
     """
     first, whole = 0, pages * page_bytes <= WHOLE_BYTES
     while first < pages:
         count = left = pages - first
-        if not whole and left * page_bytes > LAST_PORTION_BYTES:
+        if seen:
+            count = min(left, max(1, SEEN_PORTION_BYTES // page_bytes))
+        elif not whole and left * page_bytes > LAST_PORTION_BYTES:
             count = max(min(left // 2, PORTION_BYTES // page_bytes), 1)
         yield slice(first, first + count)
         first += count
@@ -200,9 +205,10 @@ class Intake:
             shapes = (n, sealed.page_ids.shape, sealed.generations.shape, sealed.digests.shape)
             raise BoundsError("columns of announced pages", shapes, "one entry a page, two digests")
         remote = RemotePages.checked(sealed.page_ids, self.peer.pool.num_pages)
-        # without digests there is nothing to do while the next portion is read
+        # without digests there is nothing to do while the next portion is read, nor of what is digested as it lands
         page_bytes = self.parts.pool.fmt.page_bytes if self.parts.verifier.checks_digests else 0
-        for part in portions(n, page_bytes):
+        seen = self.parts.verifier.watches and self.parts.transfer.copies(self.peer.name)
+        for part in portions(n, page_bytes, seen=seen):
             self._last = self.pulls.create_task(self._pull(_part(sealed, part), remote[part], self._last))
 
     async def _pull(self, sealed: PagesSealed, remote: RemotePages, before: asyncio.Task[None] | None) -> None:
@@ -225,6 +231,8 @@ class Intake:
         self.parts.moved.read += len(local)
 
     async def _read_verified(self, sealed: PagesSealed, local: LocalPages, remote: RemotePages) -> VerifiedPages:
+        arrival = Arrival(self.reservation.id, sealed.first_index, local, sealed.hashes, sealed.digests)
+        watched = self.parts.verifier.watch(arrival, self.parts.digests.soon)
         order = ReadOrder(
             self.peer.name,
             local,
@@ -233,14 +241,15 @@ class Intake:
             sealed.hashes,
             self.read_deadline_s,
             self._flow(sealed.first_index + len(local)),
+            watched,
         )
-        arrival = Arrival(self.reservation.id, sealed.first_index, local, sealed.hashes, sealed.digests)
         for attempt in range(1, READ_ATTEMPTS + 1):
             await self._read(order, sealed.first_index)
             if self.due.fault:
                 self.due.fault(self.parts.pool, local)
+                watched = None  # as if it had landed so
             try:
-                verified = await self.parts.digests.run(self.parts.verifier.verify, arrival)
+                verified = await self.parts.digests.run(self.parts.verifier.verify, watched or arrival)
             except DigestMismatch as error:
                 if attempt == READ_ATTEMPTS:
                     raise self._data_loss(error, order, sealed.first_index) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdkv.errors import PdkvError
 from pdkv.geometry.page_layout import PoolMap
@@ -43,9 +43,15 @@ class Run:
     task: Task
     line: Line
     wanted: Wanted
-    posted: Posted
-    post_s: float
     mark: Mark
+    posted: list[Posted] = field(default_factory=list)
+    """What the backend has not ended; one, or the pieces that a witness was to see."""
+    post_s: float = 0.0
+    bytes: int = 0
+    """Of pieces that ended DONE, as the backend counted; so `descriptors`."""
+    descriptors: int = 0
+    failure: End | None = None
+    """How the first piece ended that ended otherwise."""
     stranded: bool = False
     """Its line is down: once nothing lands by it any more, another line brings it."""
 
@@ -65,8 +71,9 @@ class _Link:
 class ReadingAgent:
     """One agent that reads into the pool and the landing rows. Raises as `serving` does."""
 
-    def __init__(self, name: AgentName, backend: Backend, pool: PoolMap, landing: LandingRows) -> None:
+    def __init__(self, name: AgentName, backend: Backend, pool: PoolMap, landing: LandingRows, look_bytes: int) -> None:
         self.name = name
+        self._look_bytes = look_bytes
         self.running: list[Run] = []
         self.lost: list[Run] = []
         """Given up by the backend without proof of their end."""
@@ -110,14 +117,24 @@ class ReadingAgent:
             mine, theirs = self._landing, link.rows
         task.outstanding += 1
         line.began(wanted.bytes, mark.now)
-        began = time.monotonic()
-        posted = self._backend.post(Side(mine, wanted.local), Side(theirs, wanted.remote))
-        self.running.append(Run(task, line, wanted, posted, time.monotonic() - began, mark))
+        run = Run(task, line, wanted, mark)
+        self.running.append(run)
+        seen = wanted.witness if line.lane.copied else None
+        for piece in [wanted] if seen is None else wanted.split(self._look_bytes):
+            began = time.monotonic()
+            run.posted.append(self._backend.post(Side(mine, piece.local), Side(theirs, piece.remote)))
+            run.post_s += time.monotonic() - began
+            if seen is not None:
+                self._poll(run)
+                if run.failure:
+                    return
+                if not run.posted:
+                    seen.landed(piece.part)
 
     def collect(self, now: float) -> list[tuple[Run, End]]:
         """Reads that have ended since; those that ended LOST stay outstanding."""
         self._backend.progress()
-        ended = [(run, end) for run in self.running if (end := self._backend.poll(run.posted)) is not None]
+        ended = [(run, end) for run in self.running if (end := self._poll(run)) is not None]
         for run, end in ended:
             self.running.remove(run)
             run.line.finished(run.wanted.bytes)
@@ -127,6 +144,23 @@ class ReadingAgent:
             else:
                 run.task.outstanding -= 1
         return ended
+
+    def _poll(self, run: Run) -> End | None:
+        """When all of it has ended, how it did: the worst of its pieces."""
+        running = []
+        for posted in run.posted:
+            end = self._backend.poll(posted)
+            if end is None:
+                running.append(posted)
+            elif end.state is EndState.DONE:
+                run.bytes += end.bytes
+                run.descriptors += end.descriptors
+            elif run.failure is None or end.state is EndState.LOST:
+                run.failure = end
+        run.posted = running
+        if running:
+            return None
+        return run.failure or End(EndState.DONE, bytes=run.bytes, descriptors=run.descriptors)
 
     def first_lane(self, line: Line) -> Lane | None:
         """What carries the line's reads, when the first of them has just ended well; None after that."""

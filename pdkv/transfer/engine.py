@@ -204,6 +204,10 @@ class TransferEngine:
         known = self._core.peers.get(peer)
         return UNKNOWN_LANE if known is None else known.lane
 
+    def copies(self, peer: PeerName) -> bool:
+        """This thread copies what it reads from the peer: an order's witness sees each page as it lands."""
+        return self.lane_detail(peer).copied
+
     def expect_reads(self, *, peers_may: bool) -> None:
         """Peers hold leases of this node's pages, or none does any more. Over a socket their reads move only while the
         thread looks: until the last lease has ended it does every `reading_s`, and begins at once."""

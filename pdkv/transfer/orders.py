@@ -7,8 +7,9 @@ nothing writes to the destination pages any more, and UNSETTLED otherwise.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ class TransferSettings:
     """Of one READ: bounds what a fence has to wait for. What is under way (`under_way_s`) bounds it, too."""
     under_way_s: float = 0.008
     """Bytes under way are what arrives in so long: who comes next waits for no more, and the link never waits."""
+    look_bytes: int = 4 << 20
+    """Read at once where an order's witness looks at it next: more would have left the core's caches by then."""
     landing_rows: int = 1 << 16
     """Page-table rows that can be under way at once; 64 B each."""
     connect_s: float = 5.0
@@ -83,6 +86,21 @@ class Flow:
     """Of the orders that come after this one."""
 
 
+class Witness(Protocol):
+    """Looks at pages of an order while they land. Called from the transfer thread; a part is of the order's columns."""
+
+    def begins(self, part: slice) -> None:
+        """These pages are about to be written: what was seen of them is void."""
+        ...
+
+    def landed(self, part: slice) -> None:
+        """They have arrived, nothing writes to them any more, and their bytes are still in the caches of this core.
+
+        Not called for every page: only over lanes where the thread itself copies is there such a moment.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
     """Read `remote` pages of a peer's pool into `local` pages, page i into page i.
@@ -100,6 +118,7 @@ class ReadOrder:
     """Seconds from now until the outcome is UNSETTLED at the latest."""
     flow: Flow | None = None
     """None: it is one of its own."""
+    witness: Witness | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         lengths = (len(self.local), len(self.remote), int(np.asarray(self.generations).size), len(self.hashes))

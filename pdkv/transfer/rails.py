@@ -46,7 +46,7 @@ class Rails:
         def reader(rail: int, factory: BackendFactory, number: int) -> ReadingAgent:
             # the numbers first: UCX keeps only the beginning of a name
             agent = AgentName(f"read{number}{f'-{rail}' if rail else ''}.{name}")
-            return ReadingAgent(agent, factory(agent), pool, landing)
+            return ReadingAgent(agent, factory(agent), pool, landing, settings.look_bytes)
 
         try:
             for number, (device, factory) in enumerate(factories.items()):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,7 @@ from pdkv.ids import SINK_PAGE, Int32Array, PeerName
 from pdkv.transfer.backends.base import End, EndState
 from pdkv.transfer.landing import LandingRows
 from pdkv.transfer.lines import Line, Peer
-from pdkv.transfer.orders import Flow, Probe, ReadOrder, ReadOutcome, ReadStatus, Unsettled
+from pdkv.transfer.orders import Flow, Probe, ReadOrder, ReadOutcome, ReadStatus, Unsettled, Witness
 
 T = TypeVar("T")
 ROWS_AT_ONCE = 1024
@@ -48,6 +48,19 @@ class Wanted:
     """Of pages."""
     part: slice = field(default_factory=lambda: slice(0, 0))
     """Of the order's columns."""
+    witness: Witness | None = None
+
+    def split(self, most_bytes: int) -> Iterator[Wanted]:
+        """The same pages in reads of so many bytes at most, at least of one page."""
+        pages = self.part.stop - self.part.start
+        count = max(1, most_bytes * pages // self.bytes)
+        local, remote = self.local.reshape(-1, pages), self.remote.reshape(-1, pages)
+        for first in range(0, pages, count):
+            some = slice(first, min(first + count, pages))
+            part = slice(self.part.start + some.start, self.part.start + some.stop)
+            share = self.bytes // pages * (some.stop - some.start)
+            columns = (local[:, some].reshape(-1), remote[:, some].reshape(-1))
+            yield replace(self, local=columns[0], remote=columns[1], bytes=share, part=part)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,8 +175,10 @@ class OrderTask(Task):
         plan, order = self.peer.plan, self._order
         if self._parts:
             part = _cut(self._parts, max(1, most_bytes // plan.page_bytes))
+            if order.witness is not None:
+                order.witness.begins(part)
             indices = plan.indices(order.local[part], order.remote[part])
-            return Wanted(Table.PAGES, *indices, (part.stop - part.start) * plan.page_bytes, part)
+            return Wanted(Table.PAGES, *indices, (part.stop - part.start) * plan.page_bytes, part, order.witness)
         if self._rows is None:
             self._rows = self._landing.take(self.pages)
             self._row_parts.append(slice(0, self.pages))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from pdkv.kvcache import verifier as verifier_module
 from pdkv.kvcache.arrival import Arrival
 from pdkv.kvcache.page_hash import chain
 from pdkv.kvcache.pool import SlotPool
-from pdkv.kvcache.verifier import VerifiedPages, Verifier
+from pdkv.kvcache.verifier import Soon, VerifiedPages, Verifier, WatchedArrival
 from tests.kvcache.pools import PLACEMENTS, page_segments, pages_of, random_pool, tiny_format
 
 FMT = tiny_format(draft_layers=1)
@@ -105,6 +107,93 @@ def test_a_long_list_of_bad_pages_is_whole_but_told_in_short() -> None:
     with pytest.raises(DigestMismatch, match=r"39 of 39 pages .* and 23 more") as caught:
         Verifier(pool).verify(Arrival(RESERVATION, 0, pages, hashes, np.zeros((39, 2), np.uint64)))
     assert [bad.index for bad in caught.value.bad] == list(range(39))
+
+
+def at_once(step: Callable[..., object], *args: object) -> None:
+    step(*args)
+
+
+def watched(pool: SlotPool, soon: Soon = at_once) -> WatchedArrival:
+    arrival = Verifier(pool).watch(sealed_arrival(pool), soon)
+    assert arrival is not None
+    return arrival
+
+
+def test_pages_that_were_looked_at_as_they_landed_are_not_digested_again() -> None:
+    pool = random_pool(FMT, 5)
+    arrival = watched(pool)
+    arrival.begins(slice(0, 4))
+    arrival.landed(slice(0, 2))
+    arrival.landed(slice(2, 4))
+    # no read does this: it shows which bytes count
+    pool.zero(arrival.pages)
+    verified = arrival.verifier.verify(arrival)
+    assert np.array_equal(verified.digests, arrival.digests)
+    assert (verified.pages, verified.hashes, verified.first_index) == (arrival.pages, HASHES, 10)
+
+
+def test_what_nobody_looked_at_is_digested_when_it_is_verified() -> None:
+    pool = random_pool(FMT, 5)
+    arrival = watched(pool)
+    arrival.begins(slice(0, 4))
+    arrival.landed(slice(0, 3))
+    pool.group_bytes(3, Group.MAIN)[0][0] ^= 1
+    with pytest.raises(DigestMismatch) as caught:
+        arrival.verifier.verify(arrival)
+    assert list(caught.value.bad) == [BadPage(13, 3, "main")]
+
+
+def test_what_was_seen_before_it_is_written_again_is_void() -> None:
+    pool = random_pool(FMT, 5)
+    arrival = watched(pool)
+    arrival.landed(slice(0, 4))
+    arrival.begins(slice(1, 3))
+    pool.group_bytes(2, Group.INDEX)[0][7] ^= 4
+    with pytest.raises(DigestMismatch) as caught:
+        arrival.verifier.verify(arrival)
+    assert list(caught.value.bad) == [BadPage(11, 2, "index")]
+
+
+def test_who_looks_late_sees_what_may_be_written_again_and_that_is_void_too() -> None:
+    pool, late = random_pool(FMT, 5), []
+    arrival = watched(pool, lambda step, *args: late.append(partial(step, *args)))
+    arrival.begins(slice(0, 4))
+    arrival.landed(slice(0, 4))
+    arrival.begins(slice(0, 2))
+    for step in late:
+        step()
+    pool.group_bytes(4, Group.MAIN)[0][9] ^= 2
+    pool.group_bytes(1, Group.MAIN)[0][9] ^= 2
+    with pytest.raises(DigestMismatch) as caught:
+        arrival.verifier.verify(arrival)
+    assert list(caught.value.bad) == [BadPage(10, 4, "main")], "page 1 was seen before, and not written since"
+
+
+def test_what_landed_wrong_is_named_also_if_it_is_right_by_now() -> None:
+    pool = random_pool(FMT, 5)
+    arrival = watched(pool)
+    arrival.landed(slice(0, 3))
+    pool.group_bytes(3, Group.MAIN)[0][0] ^= 1
+    arrival.landed(slice(3, 4))
+    pool.group_bytes(3, Group.MAIN)[0][0] ^= 1
+    with pytest.raises(DigestMismatch) as caught:
+        arrival.verifier.verify(arrival)
+    assert list(caught.value.bad) == [BadPage(13, 3, "main")]
+
+
+def test_what_another_verifier_saw_counts_for_nothing() -> None:
+    pool, other = random_pool(FMT, 5), random_pool(FMT, 5)
+    arrival = watched(pool)
+    arrival.landed(slice(0, 4))
+    other.zero(arrival.pages)
+    with pytest.raises(DigestMismatch):
+        Verifier(other).verify(arrival)
+
+
+def test_there_is_nothing_to_watch_where_single_pages_are_dear_or_nothing_is_checked() -> None:
+    scattered, pool = random_pool(FMT, 5, placement="layer_major"), random_pool(FMT, 5)
+    assert Verifier(scattered).watch(sealed_arrival(scattered), at_once) is None
+    assert Verifier(pool, "none").watch(sealed_arrival(pool), at_once) is None
 
 
 def test_only_a_verifier_makes_verified_pages() -> None:

@@ -305,6 +305,24 @@ def test_a_steps_error_is_its_callers() -> None:
     go(scenario)
 
 
+def test_what_is_to_be_done_soon_is_done_before_what_comes_after_it() -> None:
+    async def scenario() -> None:
+        worker, gate, ran = Worker("w"), Gate(), []
+        running = asyncio.create_task(worker.run(gate.pass_by))
+        await gate.reached()
+        await asyncio.to_thread(worker.soon, ran.append, 1)
+        worker.soon(lambda: 1 // 0)
+        worker.soon(ran.append, 2)
+        gate.open()
+        await running
+        assert await worker.run(ran.copy) == [1, 2]
+        worker.close()
+        worker.soon(ran.append, 3)
+        assert len(ran) == 2
+
+    go(scenario)
+
+
 def test_closing_waits_for_the_running_step() -> None:
     async def scenario() -> None:
         worker, gate, ran = Worker("w"), Gate(), []

@@ -326,6 +326,13 @@ def test_what_was_announced_together_is_proved_in_portions(pages: int, page_byte
     assert len(found) <= pages * page_bytes / intake.PORTION_BYTES + 6
 
 
+def test_of_what_is_seen_as_it_lands_portions_are_large() -> None:
+    gigabyte = [slice(0, 311), slice(311, 622), slice(622, 700)]
+    assert list(intake.portions(700, 3_452_160, seen=True)) == gigabyte
+    assert list(intake.portions(3, 2 << 30, seen=True)) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert list(intake.portions(16_384, 64, seen=True)) == [slice(0, 16_384)]
+
+
 def test_small_pages_and_those_that_are_not_proved_are_one_portion() -> None:
     assert list(intake.portions(16_384, 64)) == [slice(0, 16_384)]
     assert list(intake.portions(16_384, 0)) == [slice(0, 16_384)]

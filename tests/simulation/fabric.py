@@ -76,10 +76,12 @@ class Watch:
 class Fabric:
     """Agents by name, and the reads that run between them."""
 
-    def __init__(self, world: World, *, one_sided: bool) -> None:
-        """`one_sided`: a source needn't run for its memory to be read, as with RDMA; over TCP it must."""
+    def __init__(self, world: World, *, one_sided: bool, copied: bool = False) -> None:
+        """`one_sided`: a source needn't run for its memory to be read, as with RDMA; over TCP it must. `copied`: who
+        posts a read copies its bytes, as over CMA, unless something is in the way."""
         self.world = world
         self.one_sided = one_sided
+        self.copied = copied
         self.agents: dict[str, SimulatedBackend] = {}
         self.scripts: dict[str, list[ReadFault]] = {}
         """By node: what becomes of its next data reads."""
@@ -247,7 +249,8 @@ class SimulatedBackend:
         self._require_sole_writer(read)
         self.running.append(read)
         if read.source in self.fabric.agents:
-            self._schedule(read)
+            if not (self.fabric.copied and self._copied_at_once(read)):
+                self._schedule(read)
         else:
             self.world.after(self.world.between(0.0001, 0.02), self.source_lost, read)
         return read
@@ -259,7 +262,7 @@ class SimulatedBackend:
         return None
 
     def lane(self, peer: AgentName) -> Lane:
-        return Lane("simulated", "virtual time") if peer in self._peers else UNKNOWN_LANE
+        return Lane("simulated", "virtual time", copied=self.fabric.copied) if peer in self._peers else UNKNOWN_LANE
 
     def close(self) -> None:
         self.closed = True
@@ -282,6 +285,17 @@ class SimulatedBackend:
         if fault is not None:
             script.remove(fault)
         return fault
+
+    def _copied_at_once(self, read: Read) -> bool:
+        """Unless it is told to take longer, or something happens amid it."""
+        told = read.fault is not None and (read.fault.seconds or not read.fault.kind.startswith("corrupt"))
+        if told or self.process.name in self.fabric.amid or self.fabric.stalls(self, read):
+            return False
+        if self.fabric.slow_until.get(self.process.name, 0.0) > self.world.now:
+            return False
+        self._land(read, read.left.copy())
+        self._end(read)
+        return True
 
     def _schedule(self, read: Read) -> None:
         """Its pieces in a drawn order, in up to three bursts; then its end."""

@@ -58,6 +58,7 @@ class Shape:
     keeper: KeeperSettings
     speculation: str
     one_sided: bool
+    copied: bool
     landing_rows: int
     pace: float
     """How much longer than others its steps take."""
@@ -85,7 +86,8 @@ class Shape:
             keeper=KeeperSettings(probe_s=rng.choice((2.0, 5.0)), retry_s=0.5, lost_s=5.0, forget_s=20.0),
             speculation=rng.choice(("none", "none", "none", "oracle")),
             landing_rows=rng.choice((12, 48)),
-            one_sided=rng.random() < 0.5,
+            one_sided=(one_sided := rng.random() < 0.5),
+            copied=one_sided and rng.random() < 0.5,
             pace=rng.choice((1.0, 1.0, 12.0)),
             window_pages=window_pages,
             preempt=PreemptPolicy.NONE if window_pages else rng.choice(tuple(PreemptPolicy)),
@@ -244,7 +246,7 @@ class Fleet:
         self.world = world
         self.shape = shape
         self.network = Network(world)
-        self.fabric = Fabric(world, one_sided=shape.one_sided)
+        self.fabric = Fabric(world, one_sided=shape.one_sided, copied=shape.copied)
         self.lives: dict[str, Life] = {}
         self.all_lives: list[Life] = []
         self.checked: Callable[..., None] = lambda life, order, outcome: None
@@ -265,6 +267,7 @@ class Fleet:
         life = Life(self.world, process, role, peer, pool, self.fabric)
         settings = TransferSettings(
             read_max_bytes=2 * FORMAT.page_bytes,
+            look_bytes=FORMAT.page_bytes,
             landing_rows=shape.landing_rows,
             connect_s=5.0,
             probe_s=1.0,

@@ -213,6 +213,10 @@ class SimulatedTransfer:
         known = self.core.peers.get(peer)
         return "unknown" if known is None else known.lane.name
 
+    def copies(self, peer: PeerName) -> bool:
+        known = self.core.peers.get(peer)
+        return known is not None and known.lane.copied
+
     def status(self) -> TransferStatus:
         return self.core.status(self.process.time())
 

@@ -116,7 +116,7 @@ def test_a_released_read_still_writes(monkeypatch: pytest.MonkeyPatch, sources: 
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     pool, served = TestPool(PAGES, fill=False), sources["healthy"].served
     backend = NixlBackend(AgentName("control"))
-    agent = ReadingAgent(AgentName("control"), backend, pool.map(), LandingRows(1))
+    agent = ReadingAgent(AgentName("control"), backend, pool.map(), LandingRows(1), 1)
     offer = PeerOffer(served.metadata, served.checksum, served.map)
     peer = Peer.offered(served.announced.name, offer, plan(pool.map(), served.map), 1)
     (line,) = peer.lines
