@@ -11,7 +11,7 @@ import pytest
 
 from pdkv.transfer.agents import ReadingAgent
 from pdkv.transfer.backends.base import AgentName
-from pdkv.transfer.backends.nixl import NixlBackend
+from pdkv.transfer.backends.nixl import NixlBackend, _Read
 from pdkv.transfer.descriptors import plan
 from pdkv.transfer.engine import ReadStatus, TransferSettings
 from pdkv.transfer.landing import LandingRows
@@ -128,7 +128,9 @@ def test_a_released_read_still_writes(monkeypatch: pytest.MonkeyPatch, sources: 
     while not any(pool.page(FIRST[0])):
         assert not agent.collect(0.0), "it can't have ended"
         assert time.monotonic() < until
-    backend._drop(agent.running.pop().posted)
+    (posted,) = agent.running.pop().posted
+    assert isinstance(posted, _Read)
+    backend._drop(posted)
     pool.set_pages(MARK[0])
     # until the last one has come, or the source would be cut off in the middle
     while marked(pool, FIRST[-1:]):
