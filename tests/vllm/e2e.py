@@ -85,13 +85,15 @@ def mla(bench: Bench) -> dict[str, Any]:
 
 
 def lora(bench: Bench) -> dict[str, Any]:
-    """Adapters of one name on both engines: "same" is one adapter in two directories, "other" is two adapters."""
+    """Adapters of one name on both engines: "same" is one adapter in two directories, "other" is two adapters. And that
+    as a part of vLLM's MultiConnector, which knows parts by their names and sums up their counts."""
+    part = {"kv_connector": "PdkvConnector", "kv_connector_module_path": "pdkv.adapters.vllm", "kv_role": "kv_both"}
     where, arguments = bench.folder / "adapters", ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
     served = [{"same": 1, "other": 2}, {"same": 1, "other": 3}]
     plans = []
-    for side, role, seeds in zip(("prefill", "decode"), ("kv_producer", "kv_consumer"), served, strict=True):
+    for side, seeds in zip(("prefill", "decode"), served, strict=True):
         named = [f"{name}={adapter(where / side / name, seed)}" for name, seed in seeds.items()]
-        plan = Plan(side, bench.model("llama", LLAMA), "PdkvConnector", role)
+        plan = Plan(side, bench.model("llama", LLAMA), "MultiConnector", extra={"connectors": [part]})
         plans.append(replace(plan, arguments=[*arguments, "--lora-modules", *named]))
     p, d = bench.engines.start(*plans)
     tokens = prompts(12).cold[-2]
@@ -100,26 +102,13 @@ def lora(bench: Bench) -> dict[str, Any]:
     bench.checks.that(d.counted()["pages_loaded"] == pages(tokens), "lora: and its pages were loaded")
     plain = through(p, d, tokens, ANSWER_TOKENS)
     bench.checks.that(plain.tokens and plain.tokens != got.tokens, "lora: without it other tokens come")
+    bench.checks.that(wait_for(lambda: idle(p) and idle(d)), "lora: both engines live, and have their blocks back")
     refused = through(p, d, tokens, ANSWER_TOKENS, model="other")
     bench.checks.that(refused.error == "HTTP 500", "lora: two adapters of one name share no page")
     counted = d.counted()
     bench.checks.that(counted["pages_loaded"] == 2 * pages(tokens), "lora: and none of theirs was loaded")
     mine, theirs = (engine.ask(tokens, ANSWER_TOKENS, model="other") for engine in (d, p))
     bench.checks.that(mine.tokens and mine.tokens != theirs.tokens, "lora: whose tokens differ")
-    bench.engines.stop(p, d)
-    return counted
-
-
-def multi(bench: Bench) -> dict[str, Any]:
-    """As a part of vLLM's MultiConnector, which knows parts by their names."""
-    part = {"kv_connector": "PdkvConnector", "kv_connector_module_path": "pdkv.adapters.vllm", "kv_role": "kv_both"}
-    p, d = bench.pair(bench.model("llama", LLAMA), "MultiConnector", {"connectors": [part]})
-    tokens = prompts(14).cold[-2]
-    got, due = through(p, d, tokens, ANSWER_TOKENS), p.ask(tokens, ANSWER_TOKENS)
-    bench.checks.that(got.tokens and got.tokens == due.tokens, f"multi: the tokens of one engine {got.error}")
-    bench.checks.that(wait_for(lambda: idle(p) and idle(d)), "multi: both engines live, and have their blocks back")
-    counted = d.counted()
-    bench.checks.that(counted.get("pages_loaded") == pages(tokens), "multi: pages were loaded, and are counted")
     bench.engines.stop(p, d)
     return counted
 
@@ -264,7 +253,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {"steps": len(seconds), "mean_ms": mean_ms, "most_ms": most_ms}
 
 
-CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, lora, multi, mla, dsa, steps, beside)}
+CASES = {case.__name__: case for case in (llama, killed, mismatch, shadow, lora, mla, dsa, steps, beside)}
 
 
 def main() -> int:
