@@ -177,7 +177,9 @@ class PeerBook:
             await asyncio.wrap_future(self._parts.transfer.probe(other.name))
         except PdkvError:
             return
-        raise ProtocolError(f"{newcomer} can't take the place of {other.name}, which still answers", peer=other.name)
+        words = f"{newcomer} can't take the place of {other.name}, which still answers"
+        way_out = "give each a node_id of its own (vLLM: engine_id)"
+        raise ProtocolError(f"{words}: two nodes run under one name, {way_out}", peer=other.name)
 
     async def _prove(self, peer: Peer) -> None:
         try:
