@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from pdkv.transfer.backends import nixl as nixl_module
 from pdkv.transfer.backends.base import AgentName
 from pdkv.transfer.backends.nixl import NixlBackend
 from pdkv.transfer.engine import ReadStatus, TransferSettings
+from tests.transfer.pools import tiny_format
 from tests.transfer.serve import TCP, WAIT_S, Reader, ServeOptions, Source, add
 
 LARGE = 400
@@ -92,6 +94,48 @@ def test_bytes_are_equal_over_tcp(sources: dict[str, Source], reader: MakeReader
     theirs = source.pool
     assert all(mine.pool.page(p) == theirs.page(p) for p in pages)
     assert mine.engine.lane_detail(source.name).detail.startswith("software emulation tcp/")
+
+
+class Looking:
+    """A witness: what lay at an order's places when it was told of them; its page i is page i + 1."""
+
+    def __init__(self, mine: Reader) -> None:
+        self.pool = mine.pool
+        self.landed_parts: list[slice] = []
+        self.landed_bytes: list[bytes] = []
+
+    def begins(self, part: slice) -> None:
+        assert not self.landed_parts
+
+    def landed(self, part: slice) -> None:
+        self.landed_parts.append(part)
+        self.landed_bytes += [self.pool.page(place + 1) for place in range(part.start, part.stop)]
+
+
+def seen(mine: Reader, source: Source) -> Looking:
+    """Of pages 1 to 15, read two at once."""
+    looking, pages = Looking(mine), list(range(1, 16))
+    add(mine.engine, source.served)
+    order = replace(source.served.announced.order(pages, pages, mine.pool.num_pages), witness=looking)
+    outcome = mine.engine.read(order).result(WAIT_S)
+    assert (outcome.status, outcome.backend_bytes) == (ReadStatus.DONE, outcome.bytes)
+    assert all(mine.pool.page(p) == source.pool.page(p) for p in pages)
+    return looking
+
+
+def test_over_cma_each_page_is_there_when_its_witness_is_told(sources: dict[str, Source], reader: MakeReader) -> None:
+    """Or digests would quietly be made after the read again, at a fifth of the rate."""
+    mine = reader(settings=TransferSettings(look_bytes=2 * tiny_format().page_bytes))
+    looking, source = seen(mine, sources["cma"]), sources["cma"]
+    assert mine.engine.copies(source.name)
+    assert [(part.start, part.stop) for part in looking.landed_parts] == [(i, min(i + 2, 15)) for i in range(0, 15, 2)]
+    assert looking.landed_bytes == [source.pool.page(page) for page in range(1, 16)]
+
+
+def test_over_tcp_nobody_is_told(sources: dict[str, Source], reader: MakeReader, tcp: None) -> None:
+    mine = reader(settings=TransferSettings(look_bytes=1))
+    assert seen(mine, sources["tcp"]).landed_parts == []
+    assert not mine.engine.copies(sources["tcp"].name)
 
 
 @pytest.mark.parametrize("what", ["reuse", "rehash"])
