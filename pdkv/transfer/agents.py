@@ -51,7 +51,7 @@ class Run:
     """Of pieces that ended DONE, as the backend counted; so `descriptors`."""
     descriptors: int = 0
     failure: End | None = None
-    """How the first piece ended that ended otherwise."""
+    """How a piece ended otherwise: the first one, but one that is LOST before one that is not."""
     stranded: bool = False
     """Its line is down: once nothing lands by it any more, another line brings it."""
 

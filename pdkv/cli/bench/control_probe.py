@@ -84,6 +84,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(Part.ENGINE, "pdkv.adapters.synthetic.engine:SyntheticEngine.forward"),
     Seam(Part.DIGESTS, "pdkv.kvcache.verifier:Verifier.seal"),
     Seam(Part.DIGESTS, "pdkv.kvcache.verifier:Verifier.verify"),
+    Seam(Part.DIGESTS, "pdkv.kvcache.verifier:WatchedArrival._look"),
     Seam(Part.COMMIT, "pdkv.kvcache.manager:CacheManager.commit"),
     Seam(Part.ANNOUNCED, "pdkv.node.intake:Intake.announce"),
     Seam(Part.PLANNING, "pdkv.transfer.core:TransferCore.read"),
