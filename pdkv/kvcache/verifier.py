@@ -139,7 +139,8 @@ class WatchedArrival(Arrival):
         self.soon(self._look, part, self.written[part].copy())
 
     def _look(self, part: slice, written: UInt32Array) -> None:
-        self.taken[part] = [self.rows.digest(page) for page in self.pages.array[part].tolist()]
+        for column, digests in enumerate(self.rows.digests(self.pages.array[part].tolist())):
+            self.taken[part, column] = digests
         self.seen[part] = written
 
     def have(self) -> UInt64Array:
