@@ -154,6 +154,10 @@ class GroupVerifier(Verifier):
         super().__init__(pool, algorithm)
         self._group = group
 
+    @property
+    def watches(self) -> bool:
+        return False
+
     def watch(self, arrival: Arrival, soon: Soon) -> None:
         """Ranks are waited for while the leader's own pages are digested."""
 

@@ -42,6 +42,8 @@ WHOLE_BYTES = 128 << 20
 the next is read anyway."""
 PORTION_BYTES = 256 << 20
 """Most of what is read before it is proved."""
+PORTION_PAGES = 1 << 14
+"""However small they are: an order of more rows than can be under way would be refused."""
 SEEN_PORTION_BYTES = 1 << 30
 """Most of what is read before it is committed, where it is proved meanwhile: a peer that dies costs no more."""
 LAST_PORTION_BYTES = 32 << 20
@@ -56,7 +58,7 @@ def portions(pages: int, page_bytes: int, *, seen: bool = False) -> Iterator[sli
     """
     first, whole = 0, pages * page_bytes <= WHOLE_BYTES
     while first < pages:
-        count = left = pages - first
+        count = left = min(pages - first, PORTION_PAGES)
         if seen:
             count = min(left, max(1, SEEN_PORTION_BYTES // page_bytes))
         elif not whole and left * page_bytes > LAST_PORTION_BYTES:

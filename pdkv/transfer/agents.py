@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdkv.errors import PdkvError
 from pdkv.geometry.page_layout import PoolMap
@@ -155,8 +155,8 @@ class ReadingAgent:
             elif end.state is EndState.DONE:
                 run.bytes += end.bytes
                 run.descriptors += end.descriptors
-            elif run.failure is None or end.state is EndState.LOST:
-                run.failure = end
+            else:
+                run.failure = end if run.failure is None else _worse(run.failure, end)
         run.posted = running
         if running:
             return None
@@ -200,6 +200,12 @@ class ReadingAgent:
             raise
         local, remote, rows = prepared
         return _Link(local, remote, rows)
+
+
+def _worse(one: End, other: End) -> End:
+    """Of two pieces that brought nothing: LOST, if either is; disconnected, if either says so."""
+    worst = other if other.state is EndState.LOST else one
+    return replace(worst, disconnected=one.disconnected or other.disconnected)
 
 
 def _register_pool(backend: Backend, pool: PoolMap) -> Registration:

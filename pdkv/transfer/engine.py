@@ -206,7 +206,8 @@ class TransferEngine:
 
     def copies(self, peer: PeerName) -> bool:
         """This thread copies what it reads from the peer: an order's witness sees each page as it lands."""
-        return self.lane_detail(peer).copied
+        known = self._core.peers.get(peer)
+        return known is not None and all(line.lane.copied for line in known.lines)
 
     def expect_reads(self, *, peers_may: bool) -> None:
         """Peers hold leases of this node's pages, or none does any more. Over a socket their reads move only while the

@@ -19,7 +19,7 @@ from pdkv.node.decode import DecodeSettings
 from pdkv.node.messages import Namespace, Sampling
 from pdkv.node.prompt import plan_prompt
 from pdkv.transfer.backends.loopback import Fault, FaultKind
-from pdkv.transfer.orders import ReadStatus
+from pdkv.transfer.orders import ReadStatus, TransferSettings
 from tests.node.scene import (
     alone,
     answers,
@@ -337,6 +337,14 @@ def test_small_pages_and_those_that_are_not_proved_are_one_portion() -> None:
     assert list(intake.portions(16_384, 64)) == [slice(0, 16_384)]
     assert list(intake.portions(16_384, 0)) == [slice(0, 16_384)]
     assert list(intake.portions(0, 64)) == []
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_more_small_pages_than_an_order_may_have_are_several_portions(seen: bool) -> None:
+    found = list(intake.portions(100_000, 64, seen=seen))
+    assert (found[0].start, found[-1].stop) == (0, 100_000)
+    assert all(before.stop == after.start for before, after in pairwise(found))
+    assert max(part.stop - part.start for part in found) <= TransferSettings().landing_rows
 
 
 def test_a_portion_that_arrives_wrong_is_read_again_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,18 @@ def test_a_piece_that_fails_while_another_may_still_land_has_no_proven_end(watch
     assert task.outstanding == 0
 
 
+@pytest.mark.parametrize(("kind", "state"), [(FaultKind.FAIL, EndState.FAILED), (FaultKind.LOSE, EndState.LOST)])
+def test_that_the_peer_is_gone_is_told_whichever_piece_said_so(
+    watching: Watching, kind: FaultKind, state: EndState
+) -> None:
+    rig = watching.rig
+    rig.read(watching, Fault(FaultKind.HANG), Fault(kind))
+    assert rig.collected() == []
+    rig.net.kill(rig.peer.name)
+    ((_, end),) = rig.agent.collect(0.0)
+    assert (end.state, end.disconnected) == (state, True)
+
+
 def test_the_lane_is_asked_for_once_and_after_the_first_good_end() -> None:
     rig = Rig()
     assert rig.agent.first_lane(rig.line) is None
