@@ -21,8 +21,16 @@ from typing import Any
 
 from tests.deploy.cluster import ROOT
 
-TOOLS = {"podman": "podman", "buildah": "buildah", "runc": "runc", "debootstrap": "debootstrap", "tc": "iproute2"}
-"""And the Debian package that each is in."""
+TOOLS = {
+    "podman": "podman",
+    "/usr/lib/podman/aardvark-dns": "aardvark-dns",
+    "buildah": "buildah",
+    "runc": "runc",
+    "debootstrap": "debootstrap",
+    "tc": "iproute2",
+}
+"""And the Debian package that each is in. Without aardvark-dns containers don't find each other by name, and podman says
+nothing of it."""
 SUITE = "bookworm"
 BASE = f"localhost/debian:{SUITE}"
 CA = "/run/ca.crt"
