@@ -29,8 +29,8 @@ TOOLS = {
     "debootstrap": "debootstrap",
     "tc": "iproute2",
 }
-"""And the Debian package that each is in. Without aardvark-dns containers don't find each other by name, and podman says
-nothing of it."""
+"""And the Debian package that each is in. Without aardvark-dns containers don't find each other by name, and podman
+doesn't say so."""
 SUITE = "bookworm"
 BASE = f"localhost/debian:{SUITE}"
 CA = "/run/ca.crt"
