@@ -23,6 +23,7 @@ from tests.deploy.cluster import ROOT
 
 TOOLS = {
     "podman": "podman",
+    "/usr/lib/podman/netavark": "netavark",
     "/usr/lib/podman/aardvark-dns": "aardvark-dns",
     "buildah": "buildah",
     "runc": "runc",
@@ -68,7 +69,9 @@ class Engine:
         (self.folder / "bin").mkdir(parents=True, exist_ok=True)
         files = {
             "containers.conf": f"[containers]\ndefault_ulimits = {json.dumps(limits())}\n[engine]\n"
-            'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n',
+            'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+            # said, as podman keeps to what it found when the folder was new
+            '[network]\nnetwork_backend = "netavark"\n',
             "storage.conf": f'[storage]\ndriver = "overlay"\ngraphroot = "{self.folder}/storage"\n'
             f'runroot = "{self.folder}/run"\n',
             "pip.conf": "[global]\n" + "".join(f"{key} = {value}\n" for key, value in self._pip().items()),
