@@ -56,8 +56,8 @@ model:
 sim: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds 20000 --jobs 2 $(ARGS)
 
-# root, and podman, netavark, aardvark-dns, runc, debootstrap and iproute2 of Debian 12 or newer; ARGS="--twice" builds it twice
-# and compares
+# root, and podman, netavark, aardvark-dns, buildah, runc, debootstrap and iproute2 of Debian 12 or newer; ARGS="--twice"
+# builds it twice and compares
 image-test: $(STAMP)
 	$(BIN)/python -m tests.deploy.image $(ARGS)
 
