@@ -226,11 +226,9 @@ def is_well(pods: Fleet) -> None:
 def ends_after_its_requests(pods: Fleet) -> None:
     """SIGTERM while a request runs: it gets all of its tokens, then the process ends with 0."""
     engine = pods.engine
-    with asked(pods, 9) as request:
-        began_s = time.monotonic()
-        request.communicate(timeout=120)
+    token_s = max((answered_s(pods, 109) - answered_s(pods, 9)) / 100, 1e-3)  # without the client's own end
     # some seconds' worth, on whatever machine: fewer end before they are told to, and more are cut off
-    tokens = min(max(int(10 * 8 / (time.monotonic() - began_s)), 20), 1000)
+    tokens = min(max(int(10 / token_s), 20), 1000)
     with asked(pods, tokens) as request:
         began_s = time.monotonic()
         engine.docker("stop", "--time", "140", "decode-0", timeout_s=200)
@@ -243,6 +241,14 @@ def ends_after_its_requests(pods: Fleet) -> None:
     code = engine.inspect("decode-0")["State"]["ExitCode"]
     assert code == 0, code
     said("told to end under a request", f"it got its {tokens} tokens, the process ended with 0 after {took_s:.1f} s")
+
+
+def answered_s(pods: Fleet, tokens: int) -> float:
+    """From an answer's first token until its client has ended."""
+    with asked(pods, tokens) as request:
+        began_s = time.monotonic()
+        request.communicate(timeout=120)
+        return time.monotonic() - began_s
 
 
 @contextmanager
