@@ -83,7 +83,7 @@ class Ground:
         return time.perf_counter() - began_s
 
     def _at_once(self, behind: int) -> dict[str, float]:
-        """A page is digested once `behind` more were copied; all pages apart: those of the pass before."""
+        """A page is digested once it is the last but `behind` - 1 that was copied; all pages apart: those of before."""
         ready: SimpleQueue[int] = SimpleQueue()
         took: dict[str, float] = {}
         apart = behind == len(self.order)

@@ -67,7 +67,7 @@ class Verifier:
         return self.checks_digests and PageRows.of(self.pool) is not None
 
     def watch(self, arrival: Arrival, soon: Soon) -> WatchedArrival | None:
-        """The same, for a read that is about to begin; None where to look at single pages while they land is no use:
+        """The arrival, for a read that is about to begin; None where to look at single pages while they land is no use:
         nothing is checked, a device digests them all at once, or each lies in many pieces.
 
         What `soon` is given has to be done, in its order, before the arrival is verified.
