@@ -27,7 +27,6 @@ from pdkv.errors import (
     PdkvError,
     PeerLost,
     RemoteError,
-    RequestCancelled,
     TlsRefused,
 )
 from pdkv.v1 import common_pb2
@@ -46,9 +45,10 @@ KINDS: dict[str, type[PdkvError]] = {
 BARE: dict[grpc.StatusCode, type[PdkvError]] = {
     grpc.StatusCode.UNAVAILABLE: PeerLost,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.CANCELLED: RequestCancelled,
+    grpc.StatusCode.CANCELLED: PeerLost,
 }
-"""Statuses that gRPC itself makes."""
+"""Statuses that gRPC itself makes. It cancels, at a server that ends, the calls that have come and were not begun: they
+may be made anew elsewhere. What this side cancels never ends with a status."""
 RETRY_AFTER = "retry_after_s"
 """Field of an error that says when to come again: clients of other makes find it as google.rpc.RetryInfo too."""
 _NOT_CONNECTED = "failed to connect to all addresses"

@@ -22,7 +22,6 @@ from pdkv.errors import (
     PdkvError,
     PeerLost,
     RemoteError,
-    RequestCancelled,
     RouterFull,
 )
 from pdkv.rpc.errors import KINDS, MAX_METADATA_BYTES, error_from, status_of
@@ -90,7 +89,7 @@ def test_the_first_node_that_reported_stays_named_over_hops() -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, PeerLost),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
-        (grpc.StatusCode.CANCELLED, RequestCancelled),
+        (grpc.StatusCode.CANCELLED, PeerLost),
         (grpc.StatusCode.UNIMPLEMENTED, RemoteError),
         (grpc.StatusCode.INTERNAL, RemoteError),
     ],

@@ -1,4 +1,4 @@
-"""Clients on connections that live long, while the server behind one goes, or ends connections by their age."""
+"""Clients of a server that goes, or that ends connections by their age."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdkv.rpc.security import Gate, PlainText
 from pdkv.rpc.server import GrpcServer, Services
 from pdkv.v1 import common_pb2, router_pb2_grpc
 from tests.rpc import samples
-from tests.rpc.fakes import LIMIT_S, FakeRouter, run
+from tests.rpc.fakes import LIMIT_S, FakeDecode, FakeRouter, run, serving
 from tests.rpc.tls import dialling, served
 
 AGE_S = 0.2
@@ -139,5 +139,26 @@ def test_without_an_age_a_connection_stays() -> None:
             for _ in range(200):
                 await directory.router(address).status()
             assert len(made) == 1
+
+    run(body)
+
+
+def test_calls_that_a_server_throws_away_as_it_ends_are_of_a_lost_peer() -> None:
+    """gRPC cancels what has come and was not begun: nobody has asked for that, and another node may serve it."""
+
+    async def thrown_away() -> int:
+        """Of many calls that come while a server ends, which is when it has answered one of them."""
+        async with serving(None, FakeDecode()) as (server, directory):
+            peer = directory.decode(server.address)
+            calls = [asyncio.create_task(peer.status()) for _ in range(100)]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            await server.stop(0)
+            errors = [e for e in await asyncio.gather(*calls, return_exceptions=True) if isinstance(e, BaseException)]
+            assert {type(error) for error in errors} <= {PeerLost}
+            return sum(error.fields["code"] == "CANCELLED" for error in errors)
+
+    async def body() -> None:
+        while not await thrown_away():
+            pass
 
     run(body)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from pdkv.errors import ContractMismatch, DeadlineExceeded, PdkvError, PeerLost, RequestCancelled
+from pdkv.errors import ContractMismatch, DeadlineExceeded, PdkvError, PeerLost
 from tests.simulation.world import Process, World
 
 KEEPALIVE_S = 15.0
@@ -266,7 +266,7 @@ class Call:
         self.server_open = False
         self._settle()
         if task.cancelled():
-            error: BaseException | None = RequestCancelled(f"{self.method}: cancelled at {self.address}")
+            error: BaseException | None = PeerLost(f"{self.method}: cancelled at {self.address}")
         else:
             error = task.exception()
         if error is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdkv.errors import CapacityError, DeadlineExceeded, PdkvError, PeerLost, RequestCancelled
+from pdkv.errors import CapacityError, DeadlineExceeded, PdkvError, PeerLost
 from tests.simulation.network import CALL_S, CONNECT_S, KEEPALIVE_S, Network, Remote
 from tests.simulation.world import Process, World
 
@@ -254,4 +254,4 @@ def test_messages_can_be_changed_on_their_way(scene: Scene) -> None:
 
 def test_a_call_that_its_server_cancels_ends_by_name(scene: Scene) -> None:
     scene.world.after(1.0, lambda: [task.cancel() for task in tuple(scene.server.pending)])
-    assert isinstance(scene.ask(lambda: scene.remote.renew_lease("hang")), RequestCancelled)
+    assert isinstance(scene.ask(lambda: scene.remote.renew_lease("hang")), PeerLost)
