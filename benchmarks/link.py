@@ -160,7 +160,7 @@ async def short(stand: Stand) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(_cut(Path(folder), LAYERS))
         async with fleet(model, mbit=2000) as made:
-            flags = {"model": model, "no_touch_pool": True, "read_deadline_s": LIMIT_S}
+            flags = {"model": model, "read_deadline_s": LIMIT_S}
             room = LONG_PAGES + SHORT_PAGES * SHORT_PULLS * 2 + 64
             prefill = await made.prefill("p0", room, chunk_tokens=8192, **flags)
             decode = await made.decode("d0", room, peer_pages_share=1.0, **flags)
