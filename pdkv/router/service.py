@@ -31,6 +31,7 @@ from pdkv.errors import (
     PeerLost,
     ProtocolError,
     RemoteError,
+    TransferError,
     UnknownRequest,
     WrongIncarnation,
 )
@@ -55,6 +56,8 @@ DOWN = (PeerLost, Draining)
 """The node itself can't serve now: pass it over for later requests too."""
 APART = (ContractMismatch, LaneRefused, AddressRefused, NotAuthorised)
 """Both nodes can serve, but not together."""
+UNMET = (TransferError, DeadlineExceeded)
+"""Of a prefill node's address, before it took the request on: the two can't reach each other."""
 REROUTED = (*DOWN, *APART, CapacityError, WrongIncarnation)
 """Another pair may serve the request. Not what the request itself is wrong about, and not what failed on the way."""
 FINAL = (NeverFits, AccountMismatch)
@@ -183,10 +186,10 @@ class Router:
                         async for event in events:
                             yield event
                     return
-                except (*REROUTED, RemoteError) as failed:
+                except (*REROUTED, *UNMET, RemoteError) as failed:
                     error = named(pair.decode, failed)
                     told.fail(error)
-                    if not isinstance(error, REROUTED):
+                    if not isinstance(error, REROUTED) and not route.unmet(error):
                         raise
                     self._note(pair, route.others, error, refusals)
                     if route.started or isinstance(error, FINAL) or "accepted_by" in error.fields:
@@ -258,11 +261,13 @@ class Router:
         prefill = next((node for node in (pair.prefill, *others) if node.address == at), None)
         if isinstance(error, APART):
             self.pairing.refused(Pair(prefill or pair.prefill, pair.decode), error)
-        elif isinstance(error, DOWN) and (prefill or at in (None, pair.decode.address)):
-            refusals.nodes.add(prefill or pair.decode)
-            self._registry.mark_down(prefill or pair.decode, error)
+        elif isinstance(error, (*DOWN, *UNMET)) and (prefill or at in (None, pair.decode.address)):
             if prefill is not None:
                 self.pairing.failed(Pair(prefill, pair.decode), error)
+            # a prefill node that says it can't reach its peer is there itself
+            if isinstance(error, DOWN) and error.fields.get("peer") != str(pair.decode.name):
+                refusals.nodes.add(prefill or pair.decode)
+                self._registry.mark_down(prefill or pair.decode, error)
 
     def _last_word(self, refusals: _Refusals) -> PdkvError:
         """Why nobody took the request; with the time after which to come again, if that is for want of room."""
@@ -290,6 +295,11 @@ class _Route:
     weights: Weights
     started: bool = False
     """A first token has come."""
+
+    def unmet(self, error: PdkvError) -> bool:
+        """It is of a prefill node that the decode node tried to meet; its own time has its own error."""
+        tried = any(node.address == error.fields.get("address") for node in (self.pair.prefill, *self.others))
+        return isinstance(error, UNMET) and tried and "accepted_by" not in error.fields
 
     def reason(self, weights: Weights | None) -> str:
         """What it was chosen by."""

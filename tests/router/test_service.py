@@ -24,6 +24,7 @@ from pdkv.errors import (
     ProtocolError,
     RemoteError,
     StalePages,
+    TransferError,
 )
 from pdkv.ids import RequestId
 from pdkv.node.messages import GenerateEvent, GenerateRequest, NodeStatus
@@ -120,6 +121,8 @@ def test_it_sets_the_prefill_node_and_passes_the_stream_on() -> None:
         (at(NotAPrefillNode("who"), "p0"), ("d1", "p1"), {"p0"}),
         (RemoteError("Method not found!", code="UNIMPLEMENTED"), ("d1", "p1"), {"d0"}),
         (at(PeerLost("who knows where"), "p9"), ("d1", "p1"), set()),
+        (at(TransferError("no end of a read"), "p0"), ("d1", "p1"), set()),
+        (at(DeadlineExceeded("no answer to Connect"), "p0"), ("d1", "p1"), set()),
     ],
 )
 def test_a_refusal_before_the_first_token_goes_to_another_pair(
@@ -174,6 +177,8 @@ def test_a_node_that_is_gone_is_not_asked_again_for_the_same_request() -> None:
         AccountMismatch(MISMATCH),
         StalePages("reused"),
         DeadlineExceeded("late"),
+        at(DeadlineExceeded("late"), "d0"),
+        at(TransferError("no end of a read", accepted_by="p0"), "p0"),
     ],
 )
 def test_what_another_pair_would_not_mend_is_not_rerouted(error: PdkvError) -> None:

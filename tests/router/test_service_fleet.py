@@ -181,3 +181,18 @@ def test_a_node_that_joins_takes_a_request_that_nobody_else_would() -> None:
         assert nodes.asked == [("d0", "p0"), ("d1", "p0")]
 
     run(body)
+
+
+def test_a_prefill_node_that_lost_one_decode_node_serves_the_others() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        service, registry = router(nodes)
+        learn(registry, "d0")
+        lost = at(PeerLost("has reads that have not settled", peer=node(registry, "d0").name), "p0")
+        nodes.scripts = {"d0_p0": Stream(error=lost), "d0_p1": Stream(error=at(PeerLost("gone"), "p1"))}
+        assert await collect(service.generate(samples.generate_request())) == DONE
+        assert nodes.asked == [("d0", "p0"), ("d0", "p1"), ("d1", "p0")]
+        assert down(registry) == {"p1"}
+        assert "d0 with p0" in service.status().apart
+
+    run(body)
