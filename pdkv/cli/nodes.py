@@ -144,7 +144,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
 
             lists = {Role.PREFILL.value: config.prefill_addresses, Role.DECODE.value: config.decode_addresses}
             finder = router.finder = Finder(lists, known, source_by(config.dns_server))
-            control = Control(readiness, router.drain)
+            control = Control(readiness, router.drain, ended=router.ended)
             services = Services(router=router, admin=control)
             server = GrpcServer(_endpoint(config), services, config.security(), config.gate())
             beside = (watch.run, finder.run)
@@ -154,7 +154,7 @@ def run_router(config: RouterConfig, options: ServeOptions) -> None:
                 server,
                 "router",
                 config.node_id,
-                router.drain,
+                router.ended,
                 readiness,
                 control.told,
                 beside,

@@ -60,7 +60,8 @@ class Served:
     role: str
     name: str
     drain: Callable[[], Awaitable[None]]
-    """Refuse new requests; return when the running ones, and what they left to be read, have ended."""
+    """Refuse new requests, unless it `hangs_up`; return when the running ones, and what they left to be read, have
+    ended."""
     readiness: Readiness = field(default_factory=Readiness)
     """What the health service says while it serves."""
     told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +71,8 @@ class Served:
     http: HttpFront | None = None
     """Beside the server, and ends with it."""
     hangs_up: bool = False
-    """Nobody has to call it again while it drains: connections end as soon as their calls have."""
+    """Nobody has to call it again while it drains: connections end as soon as their calls have. What had come by then
+    is served, as no other node could take it over."""
 
 
 async def run_until_told(served: Served, options: ServeOptions) -> None:
@@ -121,7 +123,7 @@ async def _serve(served: Served, options: ServeOptions, told: asyncio.Event) -> 
     if served.hangs_up:
         server.hang_up()
     if http is not None:
-        http.drain()
+        await http.drain()
     try:
         async with deadline(config.drain_grace_s, "draining"):
             await served.drain()

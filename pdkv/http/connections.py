@@ -2,7 +2,8 @@
 
 Guarantees: one too many is told so and hung up on; the answer after which a connection ends says so, and is not cut for
 it; one that has served for as long as it may ends with its next answer, so its client's next request goes to whoever is
-there by then; once the service drains, those without a request end at once, and the others with the answer to theirs.
+there by then; once the service drains, those without a request end at once, and the others with the answer to theirs; a
+request that has come by then, and not begun, is one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from aiohttp import web
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+TURNS = 4
+"""Of the loop, until a request is handled that the system has: it is read, its connection wakes, then its task."""
+
+
 class Connections:
     """Of one front."""
 
@@ -30,6 +35,9 @@ class Connections:
         self._busy: WeakSet[asyncio.BaseTransport] = WeakSet()
         """With a request that runs: HTTP/1.1 answers one at a time."""
         self.draining = False
+        """No answer leaves a connection open."""
+        self.refusing = False
+        """No request begins."""
 
     def accept(self, server: web.Server | None) -> asyncio.BaseProtocol:
         """What speaks over a connection that has just come."""
@@ -55,8 +63,11 @@ class Connections:
         if not response.prepared and (self.draining or self._is_old(request.transport)):
             response.force_close()
 
-    def drain(self, server: web.Server | None) -> None:
+    async def drain(self, server: web.Server | None) -> None:
         self.draining = True
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        self.refusing = True
         for connection in server.connections if server is not None else ():
             if connection.transport is not None and connection.transport not in self._busy:
                 connection.transport.close()

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from pdkv.errors import ConfigError, FieldRefused, PdkvError, UnknownModel, UnknownRequest
+from pdkv.errors import ConfigError, Draining, FieldRefused, PdkvError, UnknownModel, UnknownRequest
 from pdkv.http import answers
 from pdkv.http.access import Access, ApiKeys
 from pdkv.http.answers import Answer, spoken
@@ -172,9 +172,10 @@ class HttpFront:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._settings.stall_s * 1000))
         return f"{host}:{self._listener.sockets[0].getsockname()[1]}"
 
-    def drain(self) -> None:
-        """Connections end, those with a request after its answer; the service refuses new ones."""
-        self._connections.drain(self._server)
+    async def drain(self) -> None:
+        """Connections end, those with a request after its answer; what comes from then on is refused. What has come
+        by now has begun when this returns, and is the service's to take or refuse."""
+        await self._connections.drain(self._server)
 
     async def ended(self) -> None:
         """Returns when no request runs, and all answers are written."""
@@ -216,6 +217,8 @@ class HttpFront:
             return web.json_response(answers.model(name, self._created))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
+        if self._connections.refusing:
+            raise Draining("this service is draining")
         with self._let_in(request), traced(self._tracer, request, COMPLETIONS):
             async with self._intake.body(request) as raw:
                 question = question_in(raw, self._settings.models)

@@ -24,10 +24,14 @@ class Control:
         readiness: Readiness,
         drain: Callable[[], Awaitable[None]],
         compact: Callable[[], Awaitable[int]] | None = None,
+        *,
+        ended: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`drain` refuses new requests and returns when the others have ended; a router has no pages to compact."""
+        """`drain` refuses new requests and returns when the others have ended; a router has no pages to compact.
+        `ended` is for a process that lets nobody in by itself once it is told to end: it only waits."""
         self._readiness = readiness
         self._drain = drain
+        self._ended = ended or drain
         self._compact = compact
         self.told = asyncio.Event()
         """The process is to end."""
@@ -39,7 +43,7 @@ class Control:
         self._readiness.say("drain", "drained by an operator")
         if end:
             self.told.set()
-        await self._drain()
+        await (self._ended if end else self._drain)()
 
     async def compact(self) -> int:
         """Pages that were moved. Raises `ConfigError` where there are none, or where none may be moved."""

@@ -156,6 +156,10 @@ class Router:
     async def drain(self) -> None:
         """Take no new requests; return when the running ones have ended."""
         self.draining = True
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Returns when no request runs."""
         await self._idle.wait()
 
     async def _routed(self, request: GenerateRequest, ends_s: float) -> AsyncGenerator[GenerateEvent, None]:

@@ -49,6 +49,38 @@ def test_a_router_is_not_ready_before_its_nodes_are_and_ends_well_when_told() ->
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_a_router_that_ends_serves_what_had_come(*, by_operator: bool) -> None:
+    """Here a request whose body is on its way; it learns that there are no nodes, and not that the router ends."""
+
+    async def body() -> None:
+        async with Fleet() as fleet, asyncio.timeout(60):
+            node = await fleet.start("router", "r0", {**ADDRESSES, "insecure": True, "http_bind": "127.0.0.1:0"})
+            host, _, port = node.http.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            said = b'{"model": "pdkv", "prompt": [1]}'
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {len(said)}"
+            writer.write(f"{head}\r\n\r\n".encode())
+            assert b" 100 " in await reader.readuntil(b"\r\n\r\n"), "it has begun"
+            directory = GrpcDirectory(PlainText())
+            if by_operator:
+                ending = asyncio.create_task(directory.admin(node.address).drain(end=True, wait_s=30))
+            else:
+                ending = asyncio.create_task(node.wait())
+                node.signal(signal.SIGTERM)
+            await until(lambda: asyncio.to_thread(node.log.read_text), lambda log: "told to end" in log, "it drains")
+            writer.write(said)
+            answer = await reader.read()
+            assert b'"code": "PeerLost"' in answer
+            assert b"\r\nConnection: close\r\n" in answer
+            await ending
+            assert await node.wait() == 0
+            writer.close()
+            await directory.close()
+
+    asyncio.run(body())
+
+
 def test_a_router_that_an_operator_ends_answers_that_call_though_it_hangs_up() -> None:
     async def body() -> None:
         async with Fleet() as fleet, asyncio.timeout(60):

@@ -191,7 +191,7 @@ def test_an_http_front_begins_before_it_and_ends_with_it(capsys: pytest.CaptureF
             script.steps.append("http start")
             return "127.0.0.1:8080"
 
-        def drain(self) -> None:
+        async def drain(self) -> None:
             script.steps.append("http drain")
 
         async def ended(self) -> None:

@@ -94,7 +94,7 @@ def test_a_draining_front_keeps_no_connection() -> None:
             service.waiting.clear()
             asked = asyncio.create_task(posted(address, body()))
             await service.waiting.wait()
-            front.drain()
+            await front.drain()
             for reader, writer in (idle, kept):
                 assert b"HTTP" not in await reader.read(), "hung up on, and told nothing"
                 writer.close()
@@ -103,8 +103,27 @@ def test_a_draining_front_keeps_no_connection() -> None:
             service.enough.set()
             status, said, headers = await asked
             assert (status, said["choices"][0]["text"], headers["Connection"]) == (200, "h", "close")
-            assert (await posted(address, body(stop="h")))[2]["Connection"] == "close"
+            status, said, headers = await posted(address, body(stop="h"))
+            assert (status, said["error"]["code"], headers["Connection"]) == (503, "Draining", "close")
             assert await health(address) == (503, "draining")
+
+    run(test)
+
+
+def test_what_has_come_over_a_kept_connection_is_answered_before_a_drain_ends_it() -> None:
+    async def test() -> None:
+        async with fronted(Service("hello")) as (front, address):
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(LIST)
+            await reader.readuntil(ANSWER)
+            said = b'{"model": "tiny", "prompt": [1]}'
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(said) + said)
+            await front.drain()
+            answer = await reader.read()
+            assert b"HTTP/1.1 200 " in answer
+            assert b"\r\nConnection: close\r\n" in answer
+            writer.close()
 
     run(test)
 

@@ -189,7 +189,7 @@ def test_the_services_end_is_told_to_those_who_run() -> None:
         async with fronted(service) as (front, address):
             stream = asyncio.create_task(streamed(address, body()))
             await service.waiting.wait()
-            front.drain()
+            await front.drain()
             ending = asyncio.create_task(front.ended())
             await asyncio.sleep(0)
             assert not ending.done()

@@ -60,7 +60,7 @@ def test_a_drain_waits_for_an_answer_that_is_being_written(*, stream: bool) -> N
             client = Slow(front, address)
             await client.ask(posting(stream=stream))
             await service.closed_once()
-            front.drain()
+            await front.drain()
             ended = asyncio.create_task(front.ended())
             await turns()
             assert not ended.done()
