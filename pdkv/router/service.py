@@ -210,6 +210,9 @@ class Router:
     async def _followed(self, route: _Route, asked: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """The pair's stream, and what it tells of the pair."""
         pair = route.pair
+        if pair.decode.down:
+            # It may be back: the old connection would go on saying that nobody is there until it tries again.
+            self._nodes.drop(pair.decode.address)
         with given(route.weights.given(pair), pair.prefill.load, pair.decode.load) as share:
             async with aclosing(self._nodes.decode(pair.decode.address).generate(asked)) as events:
                 try:

@@ -9,12 +9,16 @@ import pytest
 
 from pdkv.errors import CapacityError, ContractMismatch, PeerLost
 from pdkv.node.messages import GenerateEvent, GenerateRequest
-from pdkv.router.registry import Role
+from pdkv.router.registry import Registry, Role
+from pdkv.router.service import Router
+from pdkv.rpc.security import PlainText
+from pdkv.rpc.server import GrpcServer, Services
+from pdkv.rpc.transport import Endpoint
 from tests.node.scene import turns
 from tests.router.fleet import Clock, learn, node
 from tests.router.test_service import DONE, MISMATCH, Nodes, at, down, router
 from tests.rpc import samples
-from tests.rpc.fakes import Stream, collect, failure, run, soon
+from tests.rpc.fakes import FakeDecode, Stream, collect, failure, run, serving, soon
 
 # --- two contents -----------------------------------------------------------------------------------------------------
 
@@ -194,5 +198,25 @@ def test_a_prefill_node_that_lost_one_decode_node_serves_the_others() -> None:
         assert nodes.asked == [("d0", "p0"), ("d0", "p1"), ("d1", "p0")]
         assert down(registry) == {"p1"}
         assert "d0 with p0" in service.status().apart
+
+    run(body)
+
+
+def test_over_sockets_a_node_is_used_from_the_moment_that_it_is_back() -> None:
+    """Though nobody has looked since a request found it gone: a rollout ends the next one once this one serves."""
+
+    async def body() -> None:
+        async with serving(None, FakeDecode(Stream(*DONE))) as (server, directory):
+            service = Router(Registry(["p:1"], [server.address]), directory)
+            await server.stop(0)
+            _, gone = await failure(service.generate(samples.generate_request()))
+            assert isinstance(gone, PeerLost)
+            services = Services(decode=FakeDecode(Stream(*DONE)))
+            again = GrpcServer(Endpoint(server.address), services, PlainText())
+            await again.start()
+            try:
+                assert await collect(service.generate(samples.generate_request())) == DONE
+            finally:
+                await again.stop(0)
 
     run(body)
