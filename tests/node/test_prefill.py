@@ -99,7 +99,7 @@ def test_what_is_announced_is_final_sealed_and_leased(length: int) -> None:
         if done.tail and length % 64:
             rows = parts.pool.main_view(0)[int(done.tail.page_ids[0])]
             assert rows[: length % 64].any(dim=1).all()
-            assert not rows[length % 64 :].any()
+            assert not rows[length % 64 :].any(), "what another request left there leaves the node"
         assert done.account == account_of(prompt, parts.contract)
         assert done.first_token == alone(pair, asked)[0]
         assert len(pair.prefill.source.leases) == 1

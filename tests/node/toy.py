@@ -31,6 +31,8 @@ from pdkv.transfer.orders import TransferSettings
 
 VOCAB = 257
 PAGE = 64
+USED = 0xAA
+"""A byte of pages that no request has written: of another one, once."""
 CHUNK = 2 * PAGE
 
 
@@ -216,6 +218,8 @@ def make_parts(
     shape = model_shape(load_config("tiny"), draft_layers=int(facts.speculation == "mtp"))
     fmt = page_format(shape)
     pool = SlotPool.create(fmt, pages, placement=facts.placement)  # type: ignore[arg-type]
+    for buffer in pool.memory.buffers:
+        buffer.fill_(USED)
     contract = build_contract(shape, fmt, identity=facts)
     engine = ToyEngine(pool)
     peer = PeerName(NodeId(name), new_incarnation())
