@@ -21,6 +21,11 @@ from tests.simulation.world import Process, World
 
 STALL_S = 0.1
 """Until a read that doesn't move is looked at again."""
+HITS, STAYS = 0.3, 0.9
+"""Where reads are copied, what corrupts one hits so many of the next, and goes on after a hit so often."""
+UNDER_WAY = 0.2
+"""Of reads whose bytes are copied by who posts them, those that have not ended yet when they are polled first."""
+CORRUPTS = ("corrupt-main", "corrupt-index")
 ANYBODY = -1
 """Who may write to the sink page."""
 
@@ -57,7 +62,8 @@ class Read:
     claims: list[int] = field(default_factory=list)
     """Who had the destination pages when it was posted; empty for other memory."""
     end: End | None = None
-    corrupted: bool = False
+    corrupts: bool = False
+    """A wrong bit is still to come."""
     survives: bool = False
     """Its source's process died unnoticed: it goes on from the memory of the next one at that place."""
 
@@ -236,15 +242,16 @@ class SimulatedBackend:
         assert isinstance(theirs, _List)
         to, at = [mine.base[i] for i in local.indices.tolist()], remote.indices.tolist()
         claims = [self.watch.claims(address) for address in to]
-        to_sink = claims[0] == ANYBODY
+        fault = None if claims[0] == ANYBODY else self._fault(of_rows=claims[0] is None)
         read = Read(
             source=theirs.owner,
             local=to,
             remote=[theirs.base[i] for i in at],
             lengths=[theirs.lengths[i] for i in at],
-            fault=None if to_sink else self._fault(of_rows=claims[0] is None),
+            fault=fault,
             left=list(range(len(to))),
             claims=[c for c in claims if c is not None],
+            corrupts=fault is not None and fault.kind in CORRUPTS,
         )
         self._require_sole_writer(read)
         self.running.append(read)
@@ -281,17 +288,21 @@ class SimulatedBackend:
 
     def _fault(self, *, of_rows: bool) -> ReadFault | None:
         script = self.fabric.scripts.get(self.process.name, [])
-        fault = next((fault for fault in script if fault.of_rows is of_rows), None)
-        if fault is not None:
+        due = (fault for fault in script if fault.of_rows is of_rows)
+        if self.fabric.copied:
+            due = (fault for fault in due if fault.kind not in CORRUPTS or self.world.chance(HITS))
+        fault = next(due, None)
+        if fault is not None and not (self.fabric.copied and fault.kind in CORRUPTS and self.world.chance(STAYS)):
             script.remove(fault)
         return fault
 
     def _copied_at_once(self, read: Read) -> bool:
         """Unless it is told to take longer, or something happens amid it."""
-        told = read.fault is not None and (read.fault.seconds or not read.fault.kind.startswith("corrupt"))
+        told = read.fault is not None and (read.fault.seconds or not read.corrupts)
         if told or self.process.name in self.fabric.amid or self.fabric.stalls(self, read):
             return False
-        if self.fabric.slow_until.get(self.process.name, 0.0) > self.world.now:
+        slow = self.fabric.slow_until.get(self.process.name, 0.0) > self.world.now
+        if slow or self.world.chance(0.5 if read.corrupts else UNDER_WAY):
             return False
         self._land(read, read.left.copy())
         self._end(read)
@@ -334,23 +345,26 @@ class SimulatedBackend:
             if read.survives:
                 self.world.after(STALL_S, self._land, read, part)
             return
-        local, left, claims = read.local, read.left, read.claims
         for piece, place in zip(part, places, strict=True):
-            if claims and self.watch.claims(local[piece]) != claims[piece]:
-                self.world.fail(f"{self.agent}: a read of {read.source} writes to a page it lost")
-            ctypes.memmove(local[piece], place, read.lengths[piece])
-            left.remove(piece)
-        if read.fault is not None and read.fault.kind.startswith("corrupt") and not read.corrupted:
-            self._corrupt(read, part[0], read.fault.kind)
+            self._require_claim(read, piece)
+            ctypes.memmove(read.local[piece], place, read.lengths[piece])
+            read.left.remove(piece)
+        if read.corrupts and not self.fabric.copied:
+            self._corrupt(read, part[0])
         if read.end is not None and not read.left:
             self.running.remove(read)
 
-    def _corrupt(self, read: Read, piece: int, kind: str) -> None:
+    def _require_claim(self, read: Read, piece: int) -> None:
+        if read.claims and self.watch.claims(read.local[piece]) != read.claims[piece]:
+            self.world.fail(f"{self.agent}: a read of {read.source} writes to a page it lost")
+
+    def _corrupt(self, read: Read, piece: int) -> None:
         """One bit: of main KV, which is the first two thirds of a page, or of index-K."""
-        length = read.lengths[piece]
+        self._require_claim(read, piece)
+        length, main = read.lengths[piece], read.fault is not None and read.fault.kind == "corrupt-main"
         at = int(self.world.random.random() * length / 3)
-        ctypes.c_uint8.from_address(read.local[piece] + (at if kind == "corrupt-main" else length - 1 - at)).value ^= 64
-        read.corrupted = True
+        ctypes.c_uint8.from_address(read.local[piece] + (at if main else length - 1 - at)).value ^= 64
+        read.corrupts = False
         self.watch.corrupted(read.local[piece])
 
     def _end(self, read: Read) -> None:
@@ -364,6 +378,8 @@ class SimulatedBackend:
         elif read.left or self.fabric.stalls(self, read):
             self.world.after(STALL_S, self._end, read)
         else:
+            if read.corrupts:  # where it is copied: right at first, and written once more before its end
+                self._corrupt(read, self.world.random.randrange(len(read.local)))
             self._over(read, End(EndState.DONE, bytes=sum(read.lengths), descriptors=len(read.lengths)), landing=False)
 
     def source_lost(self, read: Read) -> None:

@@ -17,21 +17,23 @@ import numpy as np
 
 import pdkv.node.pull
 from pdkv.errors import PdkvError, PeerLost
-from pdkv.ids import LocalPages
+from pdkv.ids import LocalPages, UInt32Array
 from pdkv.kvcache.manager import CacheManager, Reservation
 from pdkv.kvcache.page_digest import digest_pages
 from pdkv.kvcache.page_table import PageTable
-from pdkv.kvcache.verifier import _PROOF, Arrival, VerifiedPages, Verifier
+from pdkv.kvcache.verifier import _PROOF, Arrival, VerifiedPages, Verifier, WatchedArrival
 from pdkv.node.attempts import Attempts
 from pdkv.node.flow import Worker
 from pdkv.node.intake import Intake
 from pdkv.node.links import Links
 from pdkv.node.pull_back import PullBack
-from pdkv.transfer.agents import Run
+from pdkv.transfer.agents import ReadingAgent, Run
 from pdkv.transfer.core import TransferCore
+from pdkv.transfer.lines import Line
 from pdkv.transfer.orders import ReadStatus
 from pdkv.transfer.rotation import Rotation
-from pdkv.transfer.tasks import OrderTask, Wanted
+from pdkv.transfer.schedule import Mark
+from pdkv.transfer.tasks import OrderTask, Task, Wanted
 
 Mutation = Callable[[], Any]
 
@@ -252,6 +254,46 @@ def blacklisted() -> Any:
     return _both(patch.object(Links, "forget", forget), patch.object(Links, "of", of))
 
 
+def seen_under_way() -> Any:
+    """The pages of a read are shown to its witness once they are posted, whether or not they have landed."""
+    right = ReadingAgent.post
+
+    def post(agent: ReadingAgent, task: Task, line: Line, wanted: Wanted, mark: Mark) -> None:
+        right(agent, task, line, wanted, mark)
+        if wanted.witness is not None and line.lane.copied and agent.running[-1].posted:
+            wanted.witness.landed(wanted.part)
+
+    return patch.object(ReadingAgent, "post", post)
+
+
+def seen_once() -> Any:
+    """What was right in a page when it was seen counts as right when the same is read into it anew."""
+    right = WatchedArrival._look
+
+    def look(arrival: WatchedArrival, part: slice, written: UInt32Array) -> None:
+        right(arrival, part, written)
+        known = arrival.verifier.__dict__.setdefault("known", {})
+        for i, page in enumerate(arrival.pages.array[part].tolist(), part.start):
+            if known.get(page) == arrival.digests[i].tolist():
+                arrival.taken[i] = known[page]
+            known[page] = arrival.taken[i].tolist()
+
+    return patch.object(WatchedArrival, "_look", look)
+
+
+def seen_in_reverse() -> Any:
+    """Digests of what landed are put down from the last page of an order to its first."""
+
+    def look(arrival: WatchedArrival, part: slice, written: UInt32Array) -> None:
+        pages = arrival.pages.array[part].tolist()
+        there = slice(len(arrival.pages) - part.stop, len(arrival.pages) - part.start)
+        for column, digests in enumerate(arrival.rows.digests(pages[::-1])):
+            arrival.taken[there, column] = digests
+        arrival.seen[there] = written[::-1]
+
+    return patch.object(WatchedArrival, "_look", look)
+
+
 MUTATIONS: dict[str, Mutation] = {
     "freed-on-release": freed_on_release,
     "freed-on-timer": freed_on_timer,
@@ -270,6 +312,9 @@ MUTATIONS: dict[str, Mutation] = {
     "no-fence": no_fence,
     "pages-leaked": pages_leaked,
     "blacklisted": blacklisted,
+    "seen-under-way": seen_under_way,
+    "seen-once": seen_once,
+    "seen-in-reverse": seen_in_reverse,
 }
 HARMLESS: dict[str, Mutation] = {"commit-deferred": commit_deferred}
 """What a mutation needs beside its breach: alone, nothing may come of it."""

@@ -47,6 +47,12 @@ RECOUNTS = 0.005
 GOES_ON = 0.3
 """Of all requests, those that are the next turn of an earlier one."""
 PREFIXES = [np.random.default_rng([i]).integers(0, VOCAB, 48).astype(np.uint32) for i in range(3)]
+PROBES = {
+    (prefill, decode): np.random.default_rng([3, i, j]).integers(0, VOCAB, 28).astype(np.uint32)
+    for i, prefill in enumerate(PREFILL)
+    for j, decode in enumerate(DECODE)
+}
+"""A prompt of several pages a pair of nodes, which nobody else asks for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -269,7 +275,7 @@ class Run:
     def _served(self, prefill: str, decode: str, attempt: int) -> bool:
         name = RequestId(f"probe-{prefill}-{decode}-{attempt}")
         request = GenerateRequest(
-            name, PREFIXES[0][:12], Sampling(max_tokens=2), prefill_address=prefill, remaining_s=20.0
+            name, PROBES[prefill, decode], Sampling(max_tokens=2), prefill_address=prefill, remaining_s=20.0
         )
         asked = Asked(request, decode, 0.0)
         self._know(asked)

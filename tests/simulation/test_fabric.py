@@ -58,9 +58,9 @@ class Node:
 class Scene:
     """A reader, and a source whose pages 1 to 11 are sealed."""
 
-    def __init__(self, seed: int = 0, *, one_sided: bool = True) -> None:
+    def __init__(self, seed: int = 0, *, one_sided: bool = True, copied: bool = False) -> None:
         self.world = World(seed)
-        self.fabric = Fabric(self.world, one_sided=one_sided)
+        self.fabric = Fabric(self.world, one_sided=one_sided, copied=copied)
         self.reader, self.source = Node(self.world, self.fabric, "d0", 0), Node(self.world, self.fabric, "p0", 9)
         self.every = LocalPages.checked(np.arange(1, PAGES), PAGES)
         self.hashes = PageHashes(bytes(range(32)) * len(self.every))
@@ -177,6 +177,23 @@ def test_a_wrong_bit_is_in_the_cache_that_was_meant(scene: Scene, kind: str) -> 
     assert len(wrong) == 1
     assert (wrong[0] >= FORMAT.main_bytes) is (kind == "corrupt-index")
     assert scene.reader.watch.corrupt == [4]
+
+
+def test_where_reads_are_copied_a_wrong_bit_may_follow_the_right_bytes_before_the_end() -> None:
+    seen = set()
+    for seed in range(60):
+        scene = Scene(seed, copied=True)
+        scene.fabric.script("d0", ReadFault("corrupt-main"))
+        future = scene.read(4)
+        scene.world.run(lambda scene=scene: bool((scene.reader.bytes[4] == 9).all()), scene.world.now + 1.0)
+        amid = not future.done()
+        assert scene.come(future).status is ReadStatus.DONE
+        wrong = bool((scene.reader.bytes[4] != 9).any())
+        assert wrong is (scene.reader.watch.corrupt == [4])
+        seen.add((amid, wrong))
+        scene.world.end()
+    assert (True, True) in seen, "right first, then wrong"
+    assert (False, True) in seen, "wrong at once"
 
 
 def test_reads_from_a_process_that_died_end_or_go_on_in_its_heirs_memory() -> None:
