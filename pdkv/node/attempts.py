@@ -16,6 +16,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from pdkv.errors import (
@@ -219,11 +220,11 @@ class Attempts:
         )
 
     async def _reach(self, address: str, patience: Patience) -> Link:
-        """Raises `PeerLost` if that takes too long while another node could be turned to."""
-        if not self._sources and self._policy is not FailurePolicy.RECOMPUTE:
-            return await self._means.links.of(address)
+        """Raises `PeerLost` also if that takes too long while another node could be turned to, or if the new connection
+        brought no bytes in its own time: the request may have more of it."""
+        others = bool(self._sources) or self._policy is FailurePolicy.RECOMPUTE
         try:
-            async with deadline(patience.silence_s, f"reaching {address}"):
+            async with deadline(patience.silence_s, f"reaching {address}") if others else nullcontext():
                 return await self._means.links.of(address)
         except DeadlineExceeded as error:
             raise PeerLost(str(error), address=address) from error

@@ -127,6 +127,17 @@ def test_when_all_refuse_the_last_refusal_is_told_or_the_node_computes_itself(po
     play(scenario)
 
 
+def test_a_connection_without_bytes_is_a_lost_peer_and_not_the_requests_own_deadline() -> None:
+    async def scenario(trio: Trio) -> None:
+        for wire in trio.wires:
+            refusing(wire, "connect", DeadlineExceeded("read from p: no end within the deadline"))
+        with pytest.raises(PeerLost, match="no end within the deadline"):
+            await answers(trio.decode.generate(fallible(FailurePolicy.FAIL)))
+        await trio.rested()
+
+    play(scenario)
+
+
 def test_a_node_in_another_life_is_met_anew_before_another_one_is_asked() -> None:
     async def scenario(trio: Trio) -> None:
         await answers(trio.decode.generate(request(100, prefill_address="p0", name="before")))
