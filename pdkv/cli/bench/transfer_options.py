@@ -66,7 +66,9 @@ class TransferOptions(ClientOptions):
         str | None, _given("on, off. Bytes are compared either way, outside of what is timed.", "on|off,...")
     ] = None
     chunk_pages: Annotated[str | None, _given("Pages that are announced together when streaming.", "N,...")] = None
-    read_pages: Annotated[str | None, _given("Most pages of one READ; 0: a node's default.", "N,...")] = None
+    read_pages: Annotated[
+        str | None, _given("Most pages of one READ, a quarter of those in flight; 0: as a node.", "N,...")
+    ] = None
     peers: Annotated[str | None, _given("Sources that each sink pulls from at once.", "N,...")] = None
     sinks: Annotated[str | None, _given("Sinks that pull at once, the same prompts.", "N,...")] = None
     hit: Annotated[str | None, _given("Part of the pages that the sink has already, 0 to 1.", "X,...")] = None
