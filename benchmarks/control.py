@@ -19,9 +19,13 @@ proving and committing that chunk, and prefill's last word.
 Growth is measured twice: with chunks of 32,768 tokens, where what a request costs at all is spread over more pages, and
 with chunks of 4,096, where work that grew with the pages before a chunk would show.
 
-Guarantees: each figure is a median of requests that no cache had seen, all but the first into pages of earlier ones;
-the account of each is checked. Sizes take turns on one pair of nodes; other pairs have pages that are scattered (no two
-free ones are neighbours, so nothing merges), chunks an eighth as long, and many requests in flight.
+Memory is what a request makes the resident peak of each process grow by, on nodes that have touched their pools and
+served nothing but one page, and how many Python objects more are alive at any of its stages. Two lengths, and so what
+a page costs beyond the pool: columns of tokens, hashes and rows, and the messages that carry them.
+
+Guarantees: each figure of time is a median of requests that no cache had seen, all but the first into pages of earlier
+ones; the account of each is checked. Sizes take turns on one pair of nodes; other pairs have pages that are scattered
+(no two free ones are neighbours, so nothing merges), chunks an eighth as long, and many requests in flight.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from pdkv.cli.bench.control import as_dict, measured, table  # noqa: E402
+from pdkv.cli.bench.control import as_dict, grown, measured, table  # noqa: E402
+from pdkv.cli.bench.control_memory import Growth  # noqa: E402
+from pdkv.cli.bench.control_node import Role  # noqa: E402
 from pdkv.cli.bench.control_run import Case, Cost  # noqa: E402
 from pdkv.cli.bench.report import Check, Report, as_table  # noqa: E402
 
@@ -72,6 +78,8 @@ class Found:
     scattered: list[Cost]
     short_chunks: list[Cost]
     in_flight: list[Cost]
+    memory: tuple[dict[Role, Growth], dict[Role, Growth]]
+    """By the request of `from_tokens`, and by the longest."""
 
 
 async def measure(sizes: Sizes, console: Console) -> Found:
@@ -86,7 +94,9 @@ async def measure(sizes: Sizes, console: Console) -> Found:
     short = await measured(two, sizes.short_chunk_tokens, sizes.short_token_us, some)
     console.print(f"up to {max(sizes.in_flight)} in flight …")
     many = await measured([Case(sizes.from_tokens, n) for n in sizes.in_flight], chunk, pace, some)
-    return Found(each, scattered, short, many)
+    console.print("memory …")
+    shorter, longer = await grown(two, chunk, pace)
+    return Found(each, scattered, short, many, (shorter, longer))
 
 
 def checks(found: Found, sizes: Sizes) -> list[Check]:
@@ -121,6 +131,33 @@ def growth(base: Cost, whole: Cost) -> dict[str, float]:
     """CPU a page of the longer request over that of the shorter one, by side."""
     share = base.case.pages / whole.case.pages
     return {role: side.cpu_ms * share / base.sides[role].cpu_ms for role, side in whole.sides.items()}
+
+
+def memory(found: Found, sizes: Sizes) -> dict[Role, dict[str, float]]:
+    """By side: growth of either request, and of each page that the longer one has more."""
+    shorter, longer = (Case(tokens).pages for tokens in (sizes.from_tokens, sizes.tokens[-1]))
+    rows: dict[Role, dict[str, float]] = {}
+    for role, whole in found.memory[1].items():
+        base = found.memory[0][role]
+        bytes_a_page, objects_a_page = whole.a_page(base, longer - shorter)
+        rows[role] = {
+            "shorter_bytes": base.resident_bytes,
+            "longer_bytes": whole.resident_bytes,
+            "bytes_a_page": bytes_a_page,
+            "objects_a_page": objects_a_page,
+        }
+    return rows
+
+
+def memory_table(found: Found, sizes: Sizes) -> Table:
+    shown = Table(box=SIMPLE_HEAD, title="Growth of the resident peak beyond the pool")
+    two = (f"{Case(tokens).pages:,} pages, MB" for tokens in (sizes.from_tokens, sizes.tokens[-1]))
+    for heading in ("", *two, "bytes a page", "Python objects a page"):
+        shown.add_column(heading, justify="right")
+    for role, row in memory(found, sizes).items():
+        megabytes = (f"{row[name] / 1e6:.1f}" for name in ("shorter_bytes", "longer_bytes"))
+        shown.add_row(role, *megabytes, f"{row['bytes_a_page']:.0f}", f"{row['objects_a_page']:.3f}")
+    return shown
 
 
 def overview(found: Found) -> Table:
@@ -159,6 +196,7 @@ def figures(found: Found, sizes: Sizes) -> dict[str, Any]:
         "scattered": [as_dict(cost) for cost in found.scattered],
         "short_chunks": [as_dict(cost) for cost in found.short_chunks],
         "in_flight": [as_dict(cost) for cost in found.in_flight],
+        "memory": memory(found, sizes),
     }
 
 
@@ -172,7 +210,7 @@ def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> 
     found = asyncio.run(measure(sizes, console))
     report = Report("control", COMMAND, checks(found, sizes), figures(found, sizes))
     report.elapsed_s = time.monotonic() - began
-    console.print(table(found.sizes[-1]), overview(found), as_table(report.checks))
+    console.print(table(found.sizes[-1]), overview(found), memory_table(found, sizes), as_table(report.checks))
     if options.json is not None:
         report.write(options.json)
     return 0 if report.ok else 1

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import control
-from benchmarks.control import Found, Sizes, checks, main
+from benchmarks.control import Found, Sizes, checks, main, memory
+from pdkv.cli.bench.control_memory import Growth
 from pdkv.cli.bench.control_run import Case, Cost, PartCost, SideCost
 
+MEMORY = {"prefill": Growth(3_000_000, 300), "decode": Growth(2_000_000, 500)}
+WHOLE = {"prefill": Growth(18_360_000, 300), "decode": Growth(32_720_000, 15_860)}
 SIZES = Sizes(tokens=(1 << 10, 1 << 16, 1 << 20))
 
 
@@ -25,7 +28,8 @@ def cost(tokens: int, prefill_ms: float, decode_ms: float, *, in_flight: int = 1
 def found(whole: Cost, short_ms: float = 80.0) -> Found:
     base = [cost(1 << 10, 1.0, 1.0), cost(1 << 16, 5.0, 6.0)]
     short = [cost(1 << 16, 5.0, 6.0), cost(1 << 20, 80.0, short_ms)]
-    return Found([*base, whole], [whole], short, [cost(1 << 16, 5.0, 6.0, in_flight=n) for n in (1, 64)])
+    many = [cost(1 << 16, 5.0, 6.0, in_flight=n) for n in (1, 64)]
+    return Found([*base, whole], [whole], short, many, (MEMORY, WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,12 @@ def test_growth_is_that_of_the_side_that_grows_more():
     assert checks(found(cost(1 << 20, 16 * 5.0, 16 * 6.6), short_ms=16 * 9.0), SIZES)[2].value == pytest.approx(1.5)
 
 
+def test_a_page_costs_what_the_longer_request_takes_more() -> None:
+    """15,360 pages more: 1,000 bytes each and nothing in Python, 2,000 and an object each."""
+    rows = memory(found(cost(1 << 20, 80.0, 96.0)), SIZES)
+    assert [(row["bytes_a_page"], row["objects_a_page"]) for row in rows.values()] == [(1000.0, 0.0), (2000.0, 1.0)]
+
+
 def test_the_report_holds_every_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -60,7 +70,11 @@ def test_the_report_holds_every_case(
         asked.append((cases, chunk_tokens, scattered))
         return [cost(c.tokens, c.tokens / 2e4, c.tokens / 2e4, in_flight=c.in_flight) for c in cases]
 
+    async def grown(cases, chunk_tokens, token_us):
+        return [{1 << 16: MEMORY, 1 << 20: WHOLE}[case.tokens] for case in cases]
+
     monkeypatch.setattr(control, "measured", measured)
+    monkeypatch.setattr(control, "grown", grown)
     path = tmp_path / "control.json"
     assert main(["--json", str(path)], SIZES) == 0
     report = json.loads(path.read_text())
@@ -73,4 +87,7 @@ def test_the_report_holds_every_case(
         (4_096, False),
         (32_768, False),
     ]
-    assert "scattered" in capsys.readouterr().out
+    assert report["figures"]["memory"]["decode"]["bytes_a_page"] == 2000.0
+    shown = capsys.readouterr().out
+    assert "scattered" in shown
+    assert "bytes a page" in shown

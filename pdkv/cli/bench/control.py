@@ -6,7 +6,7 @@ Guarantees: two processes, gRPC and NIXL as in serving; exit code 0 once it was 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,8 @@ from pdkv.cli.signals import run
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pdkv.cli.bench.control_memory import Growth
+    from pdkv.cli.bench.control_node import Role
     from pdkv.cli.bench.control_run import Case, Cost, Pair
 
 
@@ -66,12 +68,32 @@ async def measured(
     """
     from pdkv.cli.bench.control_run import middle, pair
 
-    pages = max((case.pages + 1) * case.in_flight for case in cases)
-    async with pair(pages, chunk_tokens, token_us, scattered=scattered) as nodes:
+    async with pair(_pages(cases), chunk_tokens, token_us, scattered=scattered) as nodes:
         for case in cases:
             await nodes.measure(case)
         found = [[await _beside_idle(nodes, case) for case in cases] for _ in range(repetitions)]
     return [middle(column) for column in zip(*found, strict=True)]
+
+
+async def grown(cases: Sequence[Case], chunk_tokens: int, token_us: float) -> list[dict[Role, Growth]]:
+    """What each case makes the memory of two nodes grow by, with room in the pool for the largest.
+
+    Each has nodes of its own, which have touched their pools and served one page: memory once taken is used again.
+    """
+    from pdkv.cli.bench.control_node import PAGE_TOKENS
+    from pdkv.cli.bench.control_run import Case, pair
+
+    found = []
+    for case in cases:
+        async with pair(_pages(cases), chunk_tokens, token_us, memory=True) as nodes:
+            await nodes.grown(Case(PAGE_TOKENS))
+            found.append(await nodes.grown(case))
+    return found
+
+
+def _pages(cases: Iterable[Case]) -> int:
+    """That the largest needs, with one for what comes after its prompt."""
+    return max((case.pages + 1) * case.in_flight for case in cases)
 
 
 async def _beside_idle(nodes: Pair, case: Case) -> Cost:

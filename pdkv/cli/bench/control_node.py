@@ -19,6 +19,7 @@ import numpy as np
 
 from pdkv.adapters.synthetic.engine import SyntheticModel, synthetic_model
 from pdkv.cli.assemble import parts_of
+from pdkv.cli.bench.control_memory import MemoryWatch
 from pdkv.cli.bench.control_probe import Probe, Span
 from pdkv.cli.serve import die_with
 from pdkv.config import DecodeConfig, NodeConfig, PrefillConfig
@@ -43,6 +44,7 @@ VOCABULARY = 154_880
 """GLM-5.3's: as many logits are looked at after each chunk."""
 Role = Literal["prefill", "decode"]
 MEASURE = "measure"
+MEMORY = "memory"
 END = "end"
 
 
@@ -56,6 +58,8 @@ class NodeSpec:
     """Of the engine, which sleeps most of it: long enough that a chunk's pages are on their way before the next."""
     scattered: bool = False
     """No two free pages are neighbours: every second page is held for good."""
+    memory: bool = False
+    """Its memory is watched, at every stage; its parts are not timed, as their times would be in it."""
 
 
 class Moment(NamedTuple):
@@ -92,12 +96,13 @@ def tiny_pages() -> PageFormat:
 
 
 def run_node(spec: NodeSpec, pipe: Connection, parent: int) -> None:
-    """The whole life of the process: sends its address, then a `Spent` whenever it is asked to `MEASURE`."""
+    """The whole life of the process: sends its address, then a `Spent` for a `MEASURE`, a `Held` for a `MEMORY`."""
     die_with(parent)
     logging.basicConfig(level="ERROR", format=f"{spec.role}: %(message)s")
     keep_freed()  # as every serving process
     probe = Probe()
-    probe.attach()
+    if not spec.memory:
+        probe.attach()
     asyncio.run(_life(spec, pipe, probe))
 
 
@@ -118,7 +123,15 @@ async def received(pipe: Connection) -> Any:
 
 async def _life(spec: NodeSpec, pipe: Connection, probe: Probe) -> None:
     moments: list[Moment] = []
-    parts = replace(_parts(spec), at=lambda stage, request: moments.append(Moment(stage, request, time.monotonic())))
+    watch = MemoryWatch()
+
+    def note(stage: Stage, request: RequestId) -> None:
+        moments.append(Moment(stage, request, time.monotonic()))
+
+    def look(stage: Stage, request: RequestId) -> None:
+        watch.look()
+
+    parts = replace(_parts(spec), at=look if spec.memory else note)
     directory = GrpcDirectory(PlainText())
     try:
         if spec.scattered:
@@ -130,9 +143,12 @@ async def _life(spec: NodeSpec, pipe: Connection, probe: Probe) -> None:
         async with together() as group:
             runs = [node.keeper.run, *([node.watch_leases] if isinstance(node, PrefillNode) else [])]
             beside = [group.create_task(run()) for run in runs]
-            while (asked := await received(pipe)) == MEASURE:
+            while (asked := await received(pipe)) in (MEASURE, MEMORY):
                 if isinstance(node, DecodeNode) and node.farewells:
                     await asyncio.wait(node.farewells)
+                if asked == MEMORY:
+                    pipe.send(watch.taken())
+                    continue
                 told = moments.copy()
                 moments.clear()
                 pipe.send(_spent(probe, told))

@@ -22,9 +22,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from pdkv.cli.bench.control_memory import Growth, Held
 from pdkv.cli.bench.control_node import (
     END,
     MEASURE,
+    MEMORY,
     PAGE_TOKENS,
     VOCABULARY,
     NodeSpec,
@@ -142,11 +144,17 @@ class Pair:
         shipments = await asyncio.gather(*map(self._generate, requests))
         wall_s = time.monotonic() - began_s
         after = await self._spent()
-        for shipment in shipments:
-            shipped = (shipment.pages_shipped, shipment.digests_verified, shipment.pages_hit)
-            if shipped != (case.pages, case.pages, 0):
-                raise IntegrityError("pages shipped, verified and hit", counted=shipped, kept=(case.pages,))
+        _require_whole(shipments, case)
         return self._cost(case, wall_s, before, after)
+
+    async def grown(self, case: Case) -> dict[Role, Growth]:
+        """What each side's memory grows by while it serves the case. Raises `IntegrityError` as `measure` does."""
+        requests = [self._request(case) for _ in range(case.in_flight)]
+        before = await self._held()
+        shipments = await asyncio.gather(*map(self._generate, requests))
+        after = await self._held()
+        _require_whole(shipments, case)
+        return {role: Growth.between(before[role], after[role]) for role in ROLES}
 
     def _request(self, case: Case) -> GenerateRequest:
         self._asked += 1
@@ -168,14 +176,16 @@ class Pair:
 
     async def _spent(self) -> dict[Role, Spent]:
         """Decode first: it answers when prefill has been told that the leases may go."""
-        return {role: await self._asked_of(role) for role in reversed(ROLES)}
+        return {role: await self._asked_of(role, MEASURE) for role in reversed(ROLES)}
 
-    async def _asked_of(self, role: Role) -> Spent:
+    async def _held(self) -> dict[Role, Held]:
+        return {role: await self._asked_of(role, MEMORY) for role in reversed(ROLES)}
+
+    async def _asked_of(self, role: Role, what: str) -> Any:
         pipe = self._pipes[role]
-        pipe.send(MEASURE)
-        async with deadline(REQUEST_S, f"{role} saying what it spent"):
-            spent: Spent = await received(pipe)
-        return spent
+        pipe.send(what)
+        async with deadline(REQUEST_S, f"{role} answering {what!r}"):
+            return await received(pipe)
 
     def _cost(self, case: Case, wall_s: float, before: dict[Role, Spent], after: dict[Role, Spent]) -> Cost:
         window = _window(after) if case.in_flight == 1 else None
@@ -202,15 +212,17 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(pages: int, chunk_tokens: int, token_us: float, *, scattered: bool = False) -> AsyncIterator[Pair]:
-    """Both nodes with so many pages, ended when the body has."""
+async def pair(
+    pages: int, chunk_tokens: int, token_us: float, *, scattered: bool = False, memory: bool = False
+) -> AsyncIterator[Pair]:
+    """Both nodes with so many pages, ended when the body has; with `memory` for `Pair.grown`, else for `measure`."""
     spawn = multiprocessing.get_context("spawn")
     pipes: dict[Role, Connection] = {}
     processes = []
     directory = GrpcDirectory(PlainText())
     try:
         for role in ROLES:
-            spec = NodeSpec(role, pages, chunk_tokens, token_us, scattered)
+            spec = NodeSpec(role, pages, chunk_tokens, token_us, scattered, memory)
             pipes[role], theirs = spawn.Pipe()
             process = spawn.Process(target=run_node, args=(spec, theirs, os.getpid()), name=role)
             process.start()
@@ -244,6 +256,13 @@ def middle(values: Sequence[T]) -> T:
     elif isinstance(first, float):
         found = statistics.median(cast(Sequence[float], values))
     return cast(T, found)
+
+
+def _require_whole(shipments: Iterable[Shipment], case: Case) -> None:
+    for shipment in shipments:
+        shipped = (shipment.pages_shipped, shipment.digests_verified, shipment.pages_hit)
+        if shipped != (case.pages, case.pages, 0):
+            raise IntegrityError("pages shipped, verified and hit", counted=shipped, kept=(case.pages,))
 
 
 def _window(after: dict[Role, Spent]) -> tuple[float, float, float]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pdkv.cli.bench.control_probe import Part, Span
-from pdkv.cli.bench.control_run import Case, Cost, PartCost, SideCost, _parts, middle, pair
+from pdkv.cli.bench.control_run import ROLES, Case, Cost, PartCost, SideCost, _parts, middle, pair
 from pdkv.errors import IntegrityError
 
 BOTH = {
@@ -84,6 +84,21 @@ def test_exposed_is_what_lies_between():
     spans = [Span(Part.COMMIT, 1.0, 3.0, 0.5, True), Span(Part.COMMIT, 5.0, 6.0, 0.5, False)]
     found = _parts(spans, 1, (2.0, 5.5))[Part.COMMIT]
     assert (found.cpu_ms, found.exposed_ms, found.calls) == (1000.0, 1500.0, 1.0)
+
+
+def test_memory_grows_by_columns_and_by_no_object_a_page():
+    """A page's tokens are 256 bytes: a request holds some copies of them, in messages and columns, and little else."""
+
+    async def scenario() -> None:
+        async with pair(4097, 1 << 18, 0.25, memory=True) as nodes:
+            await nodes.grown(Case(64))
+            short, long = [await nodes.grown(Case(pages * 64)) for pages in (64, 4096)]
+        for role in ROLES:
+            bytes_a_page, objects_a_page = long[role].a_page(short[role], 4096 - 64)
+            assert 256 < bytes_a_page < 16 * 256, role
+            assert objects_a_page < 0.1, role
+
+    asyncio.run(scenario())
 
 
 def test_each_figure_has_its_own_median():
