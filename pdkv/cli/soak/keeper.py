@@ -10,7 +10,6 @@ import asyncio
 import json
 import signal
 import socket
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -18,30 +17,19 @@ from random import Random
 from pdkv.cli.demo.fleet import NodeProcess
 from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.signals import ending
+from pdkv.cli.soak.aims import AT_ANY_TIME, Aims
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS
-from pdkv.node.stages import Stage
 
 LEASE_TTL_S = 5.0
 READ_DEADLINE_S = 4.0
 FENCE_AFTER_S = 3.0
 STOPPED_S = (0.5, 8.0)
 """Shorter and longer than a lease."""
-AT_ANY_TIME = "any time"
-MILD_PER_LIFE = 4
-KILLS_AT, MILD_AT = (10, 60), (1, 30)
-"""Times that a node comes to a stage before it dies there, or suffers something milder."""
-RARE = (Stage.RECOMPUTING, Stage.RENEWED, Stage.QUEUED, Stage.LENT, Stage.PULLING, Stage.PULLED)
-"""Reached by few requests: a fault there strikes the first."""
-MISSED = 3
-"""So does one that was planned so often and not come to."""
-SPRINKLED = {
-    "decode": "drop@renew_lease:p=0.05,duplicate@renew_lease:p=0.05,drop@release_lease:p=0.05,"
-    "duplicate@release_lease:p=0.1,drop@prefill:p=0.01,duplicate@prefill:p=0.02,delay@prefill:p=0.05:s=0.2,"
-    "corrupt:p=0.01,stale:p=0.01,fail:p=0.01,lose:p=0.003,hang:p=0.003,delay:p=0.03:s=0.1",
-    "prefill": "fail:p=0.05:of=probes",
-}
-"""In every life: messages lost and repeated, and bad reads."""
+KILL_SHARE = 0.6
+"""Of the faults from outside; the others stop a node."""
+MEASURED_SHARE = 0.75
+"""Of those that come while all nodes are well: a prefill node dies, which is when a recovery can be measured."""
 Flags = dict[str, str | int | bool]
 
 
@@ -72,7 +60,7 @@ class Keeper:
         self._report = report
         self._say = say
         self._rng = Random(f"{seed} faults")
-        self._planned: Counter[tuple[str, str]] = Counter()
+        self._aims = Aims(report.faults, self._rng)
         self._loop_tasks: set[asyncio.Task[None]] = set()
         self.lost: Callable[[], None] = lambda: None
         self.disturbed: Callable[[], None] = lambda: None
@@ -111,7 +99,7 @@ class Keeper:
         while True:
             flags = dict(post.flags)
             if post.role != "router" and not self.at_peace:
-                flags["fault_plan"] = self._plan(post)
+                flags["fault_plan"] = self._aims.plan(post.role)
             process = await self._fleet.start(post.role, post.name, flags, lambda line: self._heard(post, line))
             post.process, post.lives, post.stopped = process, post.lives + 1, False
             post.serving.set()
@@ -132,10 +120,11 @@ class Keeper:
         """Runs until it is cancelled: kills or stops one node after the other, at times that the seed draws."""
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / every_s))
-            post = self._rng.choice(self.nodes)
+            measured = all(post.well for post in self.nodes) and self._rng.random() < MEASURED_SHARE
+            post = self._rng.choice(self.prefills if measured else self.nodes)
             if post.process is None or not post.serving.is_set():
                 continue
-            if self._rng.random() < 0.6:
+            if measured or self._rng.random() < KILL_SHARE:
                 self._report.faults["kill", AT_ANY_TIME] += 1
                 post.process.kill()
             else:
@@ -158,23 +147,6 @@ class Keeper:
                 if (code := await post.process.wait()) != 0:
                     self._report.unclean_exits += 1
                     self._report.notes.append(f"{post.name} {ending(code)} when told to end: {self._last_words(post)}")
-
-    def _plan(self, post: Post) -> str:
-        """A death and some milder faults, at the stages that had fewest of them so far."""
-        rules = [self._rule(post, ("kill",), KILLS_AT)]
-        rules += [self._rule(post, ("stop", "fail", "delay"), MILD_AT) for _ in range(MILD_PER_LIFE)]
-        return f"{','.join(rules)},{SPRINKLED[post.role]};seed={self._rng.randrange(1 << 30)}"
-
-    def _rule(self, post: Post, deeds: tuple[str, ...], at: tuple[int, int]) -> str:
-        stages = [stage for stage in Stage if stage.value.startswith(post.role)]
-        deed, stage = min(
-            ((deed, stage) for deed in deeds for stage in stages),
-            key=lambda pair: (self._report.faults[pair], self._planned[pair], self._rng.random()),
-        )
-        soon = stage in RARE or self._planned[deed, stage.value] >= self._report.faults[deed, stage.value] + MISSED
-        self._planned[deed, stage.value] += 1
-        nth = 1 if soon else self._rng.randint(*at)
-        return f"{deed}@{stage.value}:nth={nth}" + (":s=0.3" if deed == "delay" else "")
 
     def _heard(self, post: Post, line: str) -> None:
         """A node says which fault it is about to suffer, on a line of its own."""
