@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.reference import Reference
-from pdkv.cli.soak.keeper import Keeper, Post
+from pdkv.cli.soak.keeper import KILL_SHARE, Keeper, Post
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS, SoakAsk, Traffic
 from pdkv.config import PrefillConfig
@@ -48,6 +48,8 @@ class Soak:
     def __init__(self, settings: SoakSettings, report: SoakReport, say: Callable[[str], None]) -> None:
         self._settings = settings
         self._report = report
+        report.asked_s = settings.seconds
+        report.kills_due = KILL_SHARE * settings.seconds / settings.kill_every_s
         self._say = say
         self._traffic = Traffic(settings.seed)
         self._fleet = Nursery()
@@ -100,21 +102,30 @@ class Soak:
                 await asyncio.sleep(AGAIN_S)
 
     async def _prober(self) -> None:
-        """A short request as soon as a prefill node has died, and again until a good answer came or all is different:
-        the other clients' requests would tell how long they take themselves. It waits for a router while there is none,
-        and at a client's pace while that one can't have it served."""
+        """A short request as soon as a prefill node has died: the other clients' would tell how long they take
+        themselves."""
         ends_s = asyncio.get_running_loop().time() + self._settings.seconds
-        with suppress(TimeoutError):
-            while True:
-                async with asyncio.timeout_at(ends_s):
-                    await self._lost.wait()
-                self._lost.clear()
-                while self._lost_at is not None:
+        async with together() as probes:
+            with suppress(TimeoutError):
+                while True:
                     async with asyncio.timeout_at(ends_s):
-                        await self._keeper.router.serving.wait()
-                    if not await self._ask(self._traffic.probe()):
-                        async with asyncio.timeout_at(ends_s):
-                            await asyncio.sleep(AGAIN_S)
+                        await self._lost.wait()
+                    self._lost.clear()
+                    probes.create_task(self._probe(ends_s))  # whatever became of the request of an earlier death
+
+    async def _probe(self, ends_s: float) -> None:
+        """Asks until a good answer came or all is different. It waits for a router while there is none, and at a
+        client's pace while that one can't have it served."""
+        lost_at = self._lost_at
+        with suppress(TimeoutError):
+            while lost_at is not None and self._lost_at == lost_at:
+                async with asyncio.timeout_at(ends_s):
+                    await self._keeper.router.serving.wait()
+                if not await self._ask(self._traffic.probe()):
+                    async with asyncio.timeout_at(ends_s):
+                        await asyncio.sleep(AGAIN_S)
+        if self._lost_at == lost_at:
+            self._disturbed()  # by the end
 
     async def _ask(self, ask: SoakAsk) -> bool:
         """False if it ended with a named error."""
@@ -169,12 +180,16 @@ class Soak:
         return same
 
     def _prefill_lost(self) -> None:
-        self._lost_at = time.monotonic()
-        self._lost.set()
+        """After the end nobody asks any more."""
+        if time.monotonic() - self._began < self._settings.seconds:
+            self._lost_at = time.monotonic()
+            self._lost.set()
 
     def _disturbed(self) -> None:
         """Something else happened before a good answer came: that is another matter."""
-        self._lost_at = None
+        if self._lost_at is not None:
+            self._report.cut_off(time.monotonic() - self._lost_at)
+            self._lost_at = None
 
     def _recovered(self, began: float) -> None:
         if self._lost_at is not None and began >= self._lost_at:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
-from pdkv.cli.soak.keeper import Post
-from pdkv.cli.soak.report import SoakReport
+from pdkv.cli.soak.keeper import KILL_SHARE, Post
+from pdkv.cli.soak.report import RECOVERY_S, SoakReport
 from pdkv.cli.soak.run import Soak, SoakSettings, held_pages
 from pdkv.cli.soak.traffic import SoakAsk
 from pdkv.errors import PeerLost
@@ -116,7 +116,9 @@ def test_recovery_counts_requests_that_came_after_the_death() -> None:
         soak._prefill_lost()
         soak._disturbed()
         soak._recovered(soak._began + 1e9)
-        assert len(report.recoveries_s) == 1
+        assert (len(report.recoveries_s), report.recoveries_cut) == (1, 1)
+        soak._disturbed()
+        assert report.recoveries_cut == 1, "none was running"
         soak._reference.close()
 
     asyncio.run(body())
@@ -133,6 +135,88 @@ def test_somebody_asks_at_once_when_a_prefill_node_has_died() -> None:
         soak._prefill_lost()
         await soak._prober()
         assert (report.requests, report.finished, len(report.recoveries_s)) == (1, 1, 1)
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
+def test_a_recovery_that_has_lasted_too_long_doesnt_vanish_with_the_next_fault() -> None:
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(60.0, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._prefill_lost()
+        assert soak._lost_at is not None
+        soak._lost_at -= RECOVERY_S
+        soak._disturbed()
+        assert RECOVERY_S <= report.max_recovery_s < 2 * RECOVERY_S
+        assert report.recoveries_cut == 0
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("earlier_s", "counted"), [(0.0, (0, 1)), (RECOVERY_S, (1, 0))])
+def test_nor_does_it_with_the_end(earlier_s: float, counted: tuple[int, int]) -> None:
+    """What begins after the end is none: nobody asks any more."""
+
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(0.2, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Fleet([], PeerLost("gone"))  # type: ignore[assignment]
+        soak._right[soak._traffic.probe().prompt] = RIGHT
+        soak._keeper.router.serving.set()
+        soak._prefill_lost()
+        assert soak._lost_at is not None
+        soak._lost_at -= earlier_s
+        await soak._prober()
+        assert (len(report.recoveries_s), report.recoveries_cut) == counted
+        soak._prefill_lost()
+        assert soak._lost_at is None
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
+def test_a_death_is_asked_about_though_a_request_of_an_earlier_one_is_stuck() -> None:
+    class Stuck(Fleet):
+        """The first request has no end before `freed`."""
+
+        asked = 0
+
+        async def generate(self, request: Any) -> AsyncGenerator[GenerateEvent, None]:
+            self.asked += 1
+            if self.asked == 1:
+                await freed.wait()
+            async for event in super().generate(request):
+                yield event
+
+    freed = asyncio.Event()
+
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(1.0, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Stuck([*said(5, 6, 7), DONE])  # type: ignore[assignment]
+        soak._right[soak._traffic.probe().prompt] = RIGHT
+        soak._keeper.router.serving.set()
+        soak._prefill_lost()
+        probing = asyncio.create_task(soak._prober())
+        await turns()
+        soak._disturbed()
+        soak._prefill_lost()
+        await turns()
+        assert (len(report.recoveries_s), report.recoveries_cut) == (1, 1)
+        freed.set()
+        await probing
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
+def test_how_many_kills_are_due_comes_from_the_settings() -> None:
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(600.0, 0, 1, 48, 5.0), report, lambda text: None)
+        assert (report.asked_s, report.kills_due) == (600.0, pytest.approx(120 * KILL_SHARE))
         soak._reference.close()
 
     asyncio.run(body())
