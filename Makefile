@@ -13,7 +13,8 @@ SGLANG := .venv-sglang
 # of SGLang's own version; torchvision has to be built for the same (CPU: as TORCH, about 4 GB less)
 SGLANG_TORCH ?= torch==2.14.1 torchvision==0.29.1
 
-.PHONY: setup demo test lint proto soak sim model bench image image-test alerts-test deploy-test vllm-e2e sglang-interop nightly clean
+.PHONY: setup demo test lint proto soak sim model bench link-faults image image-test alerts-test deploy-test vllm-e2e \
+  sglang-interop nightly clean
 
 setup: $(STAMP)
 
@@ -45,6 +46,10 @@ proto: $(STAMP)
 # needs root, iproute2 and iperf3 for its two nodes; fewer: make bench ARGS="--only transfer"
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# root, Linux, and ip and tc (iproute2); one of two: make link-faults ARGS="--only rails"
+link-faults: $(STAMP)
+	$(BIN)/python benchmarks/link_faults.py $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/pdkv soak $(ARGS)
@@ -110,7 +115,7 @@ $(SGLANG)/.stamp: pyproject.toml
 
 # what takes too long for every change, one after the other; ends with an error if any of it failed, after all of it ran
 nightly:
-	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e sglang-interop soak sim model bench image-test alerts-test
+	$(MAKE) --keep-going --jobs=1 ARGS= vllm-e2e sglang-interop soak sim model link-faults bench image-test alerts-test
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(SGLANG)

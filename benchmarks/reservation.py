@@ -9,13 +9,15 @@ earlier, at a stop token. TTFT is from asking to the first token, the wait in th
 on the node that don't wait in its queue.
 
 Guarantees: no prompt is in any cache; every request came to its end, with the same tokens both ways; figures are
-medians over the repetitions, and nothing here has a target.
+medians over the repetitions, and nothing here has a target. What a machine that is too busy makes fail, a deadline or a
+peer that went silent, ends it with one line that says so and exit code 1: nothing is tried again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import time
@@ -33,6 +35,7 @@ from rich.table import Table  # noqa: E402
 
 from pdkv.cli.bench.report import Report, stamp  # noqa: E402
 from pdkv.cli.demo.fleet import Fleet  # noqa: E402
+from pdkv.errors import DeadlineExceeded, PeerLost  # noqa: E402
 from pdkv.ids import RequestId, UInt32Array  # noqa: E402
 from pdkv.node.flow import deadline  # noqa: E402
 from pdkv.node.messages import GenerateRequest, Namespace, Sampling, Token  # noqa: E402
@@ -230,22 +233,31 @@ async def measure(pools: Sequence[int], repetitions: int, count: int) -> dict[in
     return found
 
 
+def too_busy(error: DeadlineExceeded | PeerLost) -> str:
+    """In one line."""
+    what, load, cores = " ".join(str(error).split()), os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f"nothing measured: {error.kind}: {what}: this machine was too busy (load {load:.1f} on {cores} cores)"
+
+
 def sizes(words: str) -> tuple[int, ...]:
     return tuple(map(int, words.split(",")))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="each pool once")
     parser.add_argument("--pools", default=POOLS, type=sizes, help="pages of each decode node's, with commas")
     parser.add_argument("--requests", type=int, default=24, help="of a run (default 24)")
     parser.add_argument("--json", type=Path, help="where the report goes")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     pools = ",".join(map(str, options.pools))
     command_line = f"python benchmarks/reservation.py --pools {pools} --requests {options.requests}"
     report = Report("reservation", command_line + " --quick" * options.quick)
     console, began = Console(), time.monotonic()
-    found = asyncio.run(measure(options.pools, 1 if options.quick else 3, options.requests))
+    try:
+        found = asyncio.run(measure(options.pools, 1 if options.quick else 3, options.requests))
+    except (DeadlineExceeded, PeerLost) as error:
+        raise SystemExit(too_busy(error)) from error
     report.figures["pools"] = {pool: {way: asdict(f) for way, f in ways.items()} for pool, ways in found.items()}
     report.elapsed_s = time.monotonic() - began
     console.print(f"load {stamp()['load_1m']}, {report.elapsed_s:.0f} s; medians")

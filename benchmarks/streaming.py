@@ -4,8 +4,8 @@
 
 A prefill node in a network namespace of its own computes a prompt in chunks, with an engine that takes for each the
 time that a device would; a decode node at the other end of the shaped link pulls what is announced. A chunk takes the
-link 0.8 of its compute. *Exposed* is from prefill's own end to admission, and never less than that: it is the time to the
-first token without prefill's, so what decode does before it asks, and the way there, is in it, too.
+link 0.8 of its compute. *Exposed* is from prefill's own end to admission, and never less than that: it is the time to
+the first token without prefill's, so what decode does before it asks, and the way there, is in it, too.
 
 Guarantees: each row is a median of requests that no cache had seen; the account of each is checked (pages shipped are
 the prompt's, all digests verified); the time without a transfer is measured on the same engine, in turns with the rows.

@@ -8,7 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.reservation import ANSWER_PAGES, PAGE_TOKENS, PROMPT_PAGES, Figures, Heard, asks, median, run, summary
+from benchmarks import reservation
+from benchmarks.reservation import (
+    ANSWER_PAGES,
+    PAGE_TOKENS,
+    PROMPT_PAGES,
+    Figures,
+    Heard,
+    asks,
+    main,
+    median,
+    run,
+    summary,
+)
+from pdkv.errors import DeadlineExceeded, IntegrityError, PdkvError, PeerLost
 from pdkv.node.messages import GenerateEvent, GenerateRequest, Token
 
 
@@ -69,3 +82,29 @@ def test_a_ratio_is_of_runs_with_the_same_requests() -> None:
     found = summary({"all": whole, "late": late})
     assert (found["late"], found["all"]) == (late[0], whole[1])
     assert found["late / all"] == Figures(*[3.0] * 7)
+
+
+@pytest.mark.parametrize(
+    "error", [DeadlineExceeded("a read did not end within 30 s"), PeerLost("p ended:\n\nlast words")]
+)
+def test_a_machine_that_is_too_busy_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, error: PdkvError) -> None:
+    async def measure(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(reservation, "measure", measure)
+    with pytest.raises(SystemExit) as ended:
+        main(["--quick"])
+    # of a text, which goes to stderr, Python makes exit code 1
+    said = str(ended.value.code)
+    words = " ".join(str(error).split())
+    assert said.startswith(f"nothing measured: {error.kind}: {words}: this machine was too busy (load ")
+    assert "\n" not in said
+
+
+def test_what_no_load_explains_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measure(*_: object) -> None:
+        raise IntegrityError("pages", counted=1, kept=2)
+
+    monkeypatch.setattr(reservation, "measure", measure)
+    with pytest.raises(IntegrityError):
+        main(["--quick"])
