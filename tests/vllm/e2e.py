@@ -132,6 +132,8 @@ def shadow(bench: Bench) -> dict[str, Any]:
 
 def dsa(bench: Bench) -> dict[str, Any]:
     """vLLM's allocation of a sparse model's caches, without its kernels."""
+    # in this process, whose stdout is for the report
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     from tests.vllm.dsa import run
 
     found = run(bench.model("llama", LLAMA))
