@@ -220,14 +220,20 @@ class Attempts:
         )
 
     async def _reach(self, address: str, patience: Patience) -> Link:
-        """Raises `PeerLost` also if that takes too long while another node could be turned to, or if the new connection
-        brought no bytes in its own time: the request may have more of it."""
+        """Raises `PeerLost` if that takes too long while another node could be turned to, and `TransferError` if the
+        new connection brought no bytes in its own time: the request may have more of it."""
         others = bool(self._sources) or self._policy is FailurePolicy.RECOMPUTE
         try:
             async with deadline(patience.silence_s, f"reaching {address}") if others else nullcontext():
-                return await self._means.links.of(address)
+                return await self._connected(address)
         except DeadlineExceeded as error:
             raise PeerLost(str(error), address=address) from error
+
+    async def _connected(self, address: str) -> Link:
+        try:
+            return await self._means.links.of(address)
+        except DeadlineExceeded as error:
+            raise TransferError(str(error), **{**error.fields, "address": address}) from error
 
     # --- pages ------------------------------------------------------------------------------------------------------
 

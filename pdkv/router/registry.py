@@ -218,14 +218,15 @@ class Registry:
             node.due_s = min(node.due_s, max(self.now(), node.failed_s + LEAST_RETRY_S))
 
     @contextmanager
-    def trying(self, pair: Pair) -> Iterator[None]:
-        """Until it is left, or their fate is known before, those nodes of the pair that are down are on trial."""
+    def trying(self, pair: Pair) -> Iterator[Trial]:
+        """Until it is left, or their fate is known before, those nodes of the pair that are down are on trial: on this
+        one, unless they are on another's."""
         trial = Trial()
         for node in pair.nodes:
             if node.down and node.trial is None:
                 node.trial = trial
         try:
-            yield
+            yield trial
         finally:
             trial.over.set()
             for node in pair.nodes:

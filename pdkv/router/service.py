@@ -57,7 +57,7 @@ DOWN = (PeerLost, Draining)
 APART = (ContractMismatch, LaneRefused, AddressRefused, NotAuthorised)
 """Both nodes can serve, but not together."""
 UNMET = (TransferError, DeadlineExceeded)
-"""Of a prefill node's address, before it took the request on: the two can't reach each other."""
+"""Of a prefill node's address, before it took the request on: the two can't reach each other, or not in time."""
 REROUTED = (*DOWN, *APART, CapacityError, WrongIncarnation)
 """Another pair may serve the request. Not what the request itself is wrong about, and not what failed on the way."""
 FINAL = (NeverFits, AccountMismatch)
@@ -184,7 +184,10 @@ class Router:
             )
             self._choices[route.reason(weights)] += 1
             told = current().child(ROUTE, {"pdkv.reason": route.reason(weights), **pair.facts})
-            with self._registry.trying(pair), ending(told):
+            with self._registry.trying(pair) as trial, ending(told):
+                if pair.decode.trial is trial:
+                    # It may be back: the old connection would go on saying that nobody is there until it tries again.
+                    self._nodes.drop(pair.decode.address)
                 try:
                     async with aclosing(self._followed(route, asked)) as events:
                         async for event in events:
@@ -210,9 +213,6 @@ class Router:
     async def _followed(self, route: _Route, asked: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """The pair's stream, and what it tells of the pair."""
         pair = route.pair
-        if pair.decode.down:
-            # It may be back: the old connection would go on saying that nobody is there until it tries again.
-            self._nodes.drop(pair.decode.address)
         with given(route.weights.given(pair), pair.prefill.load, pair.decode.load) as share:
             async with aclosing(self._nodes.decode(pair.decode.address).generate(asked)) as events:
                 try:

@@ -26,6 +26,7 @@ from pdkv.errors import (
     PdkvError,
     PeerLost,
     ProtocolError,
+    TransferError,
     WrongIncarnation,
 )
 from pdkv.ids import PageHashes
@@ -127,12 +128,13 @@ def test_when_all_refuse_the_last_refusal_is_told_or_the_node_computes_itself(po
     play(scenario)
 
 
-def test_a_connection_without_bytes_is_a_lost_peer_and_not_the_requests_own_deadline() -> None:
+def test_a_connection_without_bytes_is_not_the_requests_own_deadline() -> None:
     async def scenario(trio: Trio) -> None:
         for wire in trio.wires:
-            refusing(wire, "connect", DeadlineExceeded("read from p: no end within the deadline"))
-        with pytest.raises(PeerLost, match="no end within the deadline"):
+            refusing(wire, "connect", DeadlineExceeded("read from d0: no end within the deadline", peer="d0"))
+        with pytest.raises(TransferError, match="no end within the deadline") as failed:
             await answers(trio.decode.generate(fallible(FailurePolicy.FAIL)))
+        assert failed.value.fields == {"address": "p1", "peer": "d0"}, "a router passes over the pair, not the node"
         await trio.rested()
 
     play(scenario)
