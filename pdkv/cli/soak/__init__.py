@@ -42,9 +42,9 @@ def soak(
     and at random times; each answer that ends is compared, token by token, with one process's; each that doesn't must
     have ended with a named error. Exit code 0: no answer was wrong, none hung, no page is held by anybody at the end,
     and each time that one of two prefill nodes died, somebody was answered again within 3 s: a recovery that another
-    fault cuts off counts if it had lasted that long. After 40 kills, or so long that 40 were due from outside, at
-    least one must have been measured. A soak of 10 minutes or more must have hit each fault at each stage, call and
-    read; a shorter one says which it missed.
+    fault cuts off counts if it had lasted that long. After 40 kills at least one must have been measured, if faults
+    leave time for it (3 s between them). A soak of 10 minutes or more, with a fault every 5 s or more often, must have
+    hit each fault at each stage, call and read; another one says which it missed.
 
     Example:
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pdkv.adapters.reference.monolith import MonolithAnswer
 from pdkv.cli.demo.nursery import Nursery
 from pdkv.cli.demo.reference import Reference
-from pdkv.cli.soak.keeper import KILL_SHARE, Keeper, Post
+from pdkv.cli.soak.keeper import Keeper, Post
 from pdkv.cli.soak.report import SoakReport
 from pdkv.cli.soak.traffic import CHUNK_TOKENS, SoakAsk, Traffic
 from pdkv.config import PrefillConfig
@@ -49,7 +49,7 @@ class Soak:
         self._settings = settings
         self._report = report
         report.asked_s = settings.seconds
-        report.kills_due = KILL_SHARE * settings.seconds / settings.kill_every_s
+        report.gap_s = settings.kill_every_s
         self._say = say
         self._traffic = Traffic(settings.seed)
         self._fleet = Nursery()
@@ -118,7 +118,7 @@ class Soak:
         client's pace while that one can't have it served."""
         lost_at = self._lost_at
         with suppress(TimeoutError):
-            while lost_at is not None and self._lost_at == lost_at:
+            while lost_at is not None and self._lost_at == lost_at and asyncio.get_running_loop().time() < ends_s:
                 async with asyncio.timeout_at(ends_s):
                     await self._keeper.router.serving.wait()
                 if not await self._ask(self._traffic.probe()):

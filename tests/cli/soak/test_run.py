@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdkv.adapters.reference.monolith import MonolithAnswer
-from pdkv.cli.soak.keeper import KILL_SHARE, Post
+from pdkv.cli.soak.keeper import Post
 from pdkv.cli.soak.report import RECOVERY_S, SoakReport
 from pdkv.cli.soak.run import Soak, SoakSettings, held_pages
 from pdkv.cli.soak.traffic import SoakAsk
@@ -177,6 +177,22 @@ def test_nor_does_it_with_the_end(earlier_s: float, counted: tuple[int, int]) ->
     asyncio.run(body())
 
 
+def test_after_the_end_nobody_asks_though_no_answer_was_right() -> None:
+    async def body() -> None:
+        report = SoakReport(seed=0)
+        soak = Soak(SoakSettings(0.1, 0, 1, 48, 1.0), report, lambda text: None)
+        soak._nodes = Fleet([*said(9, 9, 9), DONE])  # type: ignore[assignment]
+        soak._right[soak._traffic.probe().prompt] = RIGHT
+        soak._keeper.router.serving.set()
+        soak._prefill_lost()
+        await soak._prober()
+        assert report.wrong_answers > 0
+        assert report.recoveries_s == []
+        soak._reference.close()
+
+    asyncio.run(body())
+
+
 def test_a_death_is_asked_about_though_a_request_of_an_earlier_one_is_stuck() -> None:
     class Stuck(Fleet):
         """The first request has no end before `freed`."""
@@ -212,11 +228,11 @@ def test_a_death_is_asked_about_though_a_request_of_an_earlier_one_is_stuck() ->
     asyncio.run(body())
 
 
-def test_how_many_kills_are_due_comes_from_the_settings() -> None:
+def test_what_is_due_comes_from_the_settings() -> None:
     async def body() -> None:
         report = SoakReport(seed=0)
-        soak = Soak(SoakSettings(600.0, 0, 1, 48, 5.0), report, lambda text: None)
-        assert (report.asked_s, report.kills_due) == (600.0, pytest.approx(120 * KILL_SHARE))
+        soak = Soak(SoakSettings(600.0, 0, 1, 48, 4.0), report, lambda text: None)
+        assert (report.asked_s, report.gap_s) == (600.0, 4.0)
         soak._reference.close()
 
     asyncio.run(body())
