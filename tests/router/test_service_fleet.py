@@ -139,6 +139,7 @@ def test_whoever_waits_for_a_trial_waits_no_longer_than_a_refusal_takes(monkeypa
         nodes.scripts.clear()
         assert await collect(service.generate(samples.generate_request())) == DONE
         assert down(registry) == set()
+        assert nodes.dropped == ["d0"], "a new connection for the trial, not one for each request"
         first.cancel()
         await asyncio.wait([first])
 
