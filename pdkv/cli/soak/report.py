@@ -28,7 +28,7 @@ RECOVERY_DUE_KILLS = 40
 """Of ten kills about one leaves a recovery to be measured: half of them are of prefill nodes, few come while all others
 are well, and of those some are cut off. Without any after so many, measuring is what is broken."""
 PAIRS_DUE_S = 600.0
-"""A soak that was to last so long has hit every pair, unless faults from outside were to be further apart than `PACE_S`."""
+"""A soak that was to last so long has hit every pair, unless faults were to be further apart than `PACE_S`."""
 PACE_S = 5.0
 """Mean seconds between two faults from outside, unless something else is asked for."""
 MUST_BE_ZERO = ("wrong_answers", "failed_unnamed", "hung", "leaked_pages", "unclean_exits")
