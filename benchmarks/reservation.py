@@ -236,7 +236,8 @@ async def measure(pools: Sequence[int], repetitions: int, count: int) -> dict[in
 def too_busy(error: DeadlineExceeded | PeerLost) -> str:
     """In one line."""
     what, load, cores = " ".join(str(error).split()), os.getloadavg()[0], len(os.sched_getaffinity(0))
-    return f"nothing measured: {error.kind}: {what}: this machine was too busy (load {load:.1f} on {cores} cores)"
+    why = f"this machine was too busy (load {load:.1f} on {cores} cores), or a node has ended"
+    return f"nothing measured: {error.kind}: {what}: {why}"
 
 
 def sizes(words: str) -> tuple[int, ...]:

@@ -71,8 +71,8 @@ class Served:
     http: HttpFront | None = None
     """Beside the server, and ends with it."""
     hangs_up: bool = False
-    """Nobody has to call it again while it drains: connections end as soon as their calls have. What had come by then
-    is served, as no other node could take it over."""
+    """Nobody has to call it again while it drains: connections end as soon as their calls have. HTTP requests
+    that had come by then are served, as no other node could take them over."""
 
 
 async def run_until_told(served: Served, options: ServeOptions) -> None:

@@ -107,7 +107,7 @@ class Client:
         try:
             return await self._within(self._settings.connect_timeout_s, call, message)
         except PeerLost as error:
-            if isinstance(error, TlsRefused) or "code" not in error.fields:
+            if isinstance(error, TlsRefused) or error.fields.get("code") != "UNAVAILABLE":
                 raise
             # gRPC's own word that nobody is there yet: only while waiting it doesn't say why.
             left_s = max(ends_s - asyncio.get_running_loop().time(), 0.0)
