@@ -20,7 +20,7 @@ Growth is measured twice: with chunks of 32,768 tokens, where what a request cos
 with chunks of 4,096, where work that grew with the pages before a chunk would show.
 
 Memory is what a request makes the resident peak of each process grow by, on nodes that have touched their pools and
-served nothing but one page, and how many Python objects more are alive at any of its stages. Two lengths, and so what
+served nothing but one page, and how many Python objects more are alive at half of its stages. Two lengths, and so what
 a page costs beyond the pool: columns of tokens, hashes and rows, and the messages that carry them.
 
 Guarantees: each figure of time is a median of requests that no cache had seen, all but the first into pages of earlier

@@ -2,13 +2,16 @@
 
 Guarantees: a peak is that since the last look taken, of the whole process, whoever allocated it; objects are counted
 whenever `look` is called, and counted at all only below 512 bytes each, so a column is none and an object a page is
-one a page. Linux.
+one a page; what another thread makes for a moment, such as the digests of a portion as numbers, doesn't count, unless
+half of the looks fall on it. Linux.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -27,26 +30,27 @@ class Held(NamedTuple):
     """The most that were resident since the last look taken."""
     objects: int
     """Now, without garbage."""
-    most_objects: int
-    """At any look since the last one taken."""
+    objects_meanwhile: float
+    """Median of the looks since the last one taken."""
 
 
 class MemoryWatch:
     def __init__(self) -> None:
-        self._most = 0
+        self._looks: list[int] = []
 
     def look(self) -> None:
         """Count what is alive."""
-        self._most = max(self._most, sys.getallocatedblocks())
+        self._looks.append(sys.getallocatedblocks())
 
     def taken(self) -> Held:
         """Since the last call, and from here on anew."""
-        self.look()
+        meanwhile = statistics.median(self._looks) if self._looks else math.nan
+        self._looks.clear()
         gc.collect()
         status = dict(re.findall(r"^(Vm\w+):\s*(\d+) kB$", (_SELF / "status").read_text(), re.MULTILINE))
-        objects, most, self._most = sys.getallocatedblocks(), self._most, 0
+        objects = sys.getallocatedblocks()
         (_SELF / "clear_refs").write_text(_RESET_PEAK)
-        return Held(1024 * int(status["VmRSS"]), 1024 * int(status["VmHWM"]), objects, most)
+        return Held(1024 * int(status["VmRSS"]), 1024 * int(status["VmHWM"]), objects, meanwhile)
 
 
 class Growth(NamedTuple):
@@ -54,11 +58,12 @@ class Growth(NamedTuple):
 
     resident_bytes: int
     """The peak above what was resident before."""
-    objects: int
+    objects: float
+    """Alive at half of the looks, or more."""
 
     @classmethod
     def between(cls, before: Held, after: Held) -> Growth:
-        return cls(after.peak_bytes - before.resident_bytes, after.most_objects - before.objects)
+        return cls(after.peak_bytes - before.resident_bytes, after.objects_meanwhile - before.objects)
 
     def a_page(self, shorter: Growth, pages: int) -> tuple[float, float]:
         """Bytes and objects for each of the `pages` that this request has more than the shorter one."""
