@@ -11,12 +11,13 @@ import pytest
 
 from pdkv.errors import PeerLost
 from pdkv.node.messages import GenerateDone, GenerateEvent, GenerateRequest
+from pdkv.node.ranks import Joining
 from pdkv.node.routing import RouterStatus
 from pdkv.rpc.client import GrpcDirectory
 from pdkv.rpc.convert import generate
 from pdkv.rpc.security import Gate, PlainText
 from pdkv.rpc.server import GrpcServer, Services
-from pdkv.v1 import common_pb2, router_pb2_grpc
+from pdkv.v1 import common_pb2, rank_pb2_grpc, router_pb2_grpc
 from tests.rpc import samples
 from tests.rpc.fakes import LIMIT_S, FakeDecode, FakeRouter, run, serving
 from tests.rpc.tls import dialling, served
@@ -160,5 +161,29 @@ def test_calls_that_a_server_throws_away_as_it_ends_are_of_a_lost_peer() -> None
     async def body() -> None:
         while not await thrown_away():
             pass
+
+    run(body)
+
+
+def test_what_a_server_cancelled_is_not_asked_of_it_again() -> None:
+    """Only where nobody was reached yet is somebody waited for."""
+
+    class Ending(rank_pb2_grpc.RankServicer):
+        asked = 0
+
+        async def Join(self, request: object, context: grpc.aio.ServicerContext[object, object]) -> None:
+            self.asked += 1
+            await context.abort(grpc.StatusCode.CANCELLED)
+
+    async def body() -> None:
+        server, servicer = grpc.aio.server(), Ending()
+        rank_pb2_grpc.add_RankServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with dialling(PlainText()) as directory:
+            with pytest.raises(PeerLost, match="CANCELLED"):
+                await directory.rank(f"127.0.0.1:{port}").join(Joining(samples.D, samples.contract(), 16))
+        assert servicer.asked == 1
+        await server.stop(0)
 
     run(body)

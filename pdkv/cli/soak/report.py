@@ -4,8 +4,9 @@ Guarantees: the tables and the object are made from the same values. `ok` needs
 
 - at least one finished request and one fault, and every figure that must be zero to be zero;
 - every recovery to be shorter than `RECOVERY_S`, and at least one to have been measured as soon as nodes were killed
-  `RECOVERY_DUE_KILLS` times, or the soak was so long that faults from outside alone were to kill so often;
-- every pair of a fault and its place (`aims.DUE`) to have been hit, in a soak of `PAIRS_DUE_S` or more.
+  `RECOVERY_DUE_KILLS` times, unless faults from outside were to be less than `RECOVERY_S` apart;
+- every pair of a fault and its place (`aims.DUE`) to have been hit, in a soak of `PAIRS_DUE_S` or more with such faults
+  `PACE_S` apart or less.
 """
 
 from __future__ import annotations
