@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 
 import pytest
 from rich.console import Console, RenderableType
 
+from pdkv.cli.soak import soak
 from pdkv.cli.soak.aims import DUE
 from pdkv.cli.soak.report import (
     MUST_BE_ZERO,
@@ -102,6 +104,10 @@ def test_ten_minutes_hit_every_pair(pair: tuple[str, str]) -> None:
     assert report.ok, "one with fewer faults says what is missing, and may be good"
     report.asked_s, report.gap_s = PAIRS_DUE_S - 1, PACE_S
     assert report.ok, "so does a shorter one"
+
+
+def test_ten_minutes_as_they_are_asked_for_by_default_have_enough_faults() -> None:
+    assert inspect.signature(soak).parameters["kill_every_s"].default == PACE_S
 
 
 @pytest.mark.parametrize(("name", "value"), [("finished", 0), ("kills", 0)])
