@@ -12,7 +12,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal, get_type_hints
 
 from pdkv.errors import ConfigError, ContractMismatch, Difference, ProtocolError
@@ -65,7 +66,7 @@ COMPATIBLE: Mapping[str, Rule] = {"rule": "compatible"}
 INFORMATIVE: Mapping[str, Rule] = {"rule": "informative"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contract:
     """What a node promises about its pages, one field a fact. Built by `build_contract`, or read from a peer."""
 
@@ -116,12 +117,12 @@ class Contract:
     engine: str = field(metadata=INFORMATIVE)
     """Name of what computes the rows."""
 
-    @property
+    @cached_property  # it is compared with that of every message
     def content_fingerprint(self) -> bytes:
         """32 bytes: SHA-256 of the canonical JSON of the content fields."""
         return _digest(self, ("content",))
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         """32 bytes: SHA-256 of the canonical JSON of the content and pair fields."""
         return _digest(self, ("content", "pair"))
@@ -139,6 +140,7 @@ class Contract:
 
 
 RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in dataclasses.fields(Contract)}
+_EQUAL = attrgetter(*(name for name, rule in RULES.items() if rule in ("content", "pair")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +199,15 @@ def build_contract(shape: ModelShape, fmt: PageFormat, *, identity: ContractFact
 
 def diff(mine: Contract, theirs: Contract) -> list[Difference]:
     """Every field that breaks its rule, in the order of the fields; empty: the two may exchange pages."""
+    equal = _EQUAL(mine) == _EQUAL(theirs)  # as a rule: it is asked of every request
     found = []
     for name, rule in RULES.items():
-        ours, other = getattr(mine, name), getattr(theirs, name)
-        if rule in ("content", "pair") and ours != other:
-            found.append(Difference(name, shown(ours), shown(other), f"{rule}: equal"))
+        if rule in ("content", "pair"):
+            if not equal and getattr(mine, name) != getattr(theirs, name):
+                found.append((name, f"{rule}: equal"))
         elif rule == "compatible" and (reason := _clash(name, mine, theirs)):
-            found.append(Difference(name, shown(ours), shown(other), f"compatible: {reason}"))
-    return found
+            found.append((name, f"compatible: {reason}"))
+    return [Difference(name, shown(getattr(mine, name)), shown(getattr(theirs, name)), due) for name, due in found]
 
 
 def require_compatible(mine: Contract, theirs: Contract) -> None:
@@ -316,9 +319,8 @@ def _check_facts(shape: ModelShape, fmt: PageFormat, facts: ContractFacts) -> No
 # --- canonical form ---------------------------------------------------------------------------------------------------
 
 
-@lru_cache(32)
 def _digest(contract: Contract, rules: tuple[Rule, ...]) -> bytes:
-    """Canonical JSON: keys sorted, no spaces, ASCII. Kept: it is compared with that of every message."""
+    """Canonical JSON: keys sorted, no spaces, ASCII."""
     values = {name: _plain(getattr(contract, name)) for name, rule in RULES.items() if rule in rules}
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode("ascii")).digest()
 

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -70,15 +71,15 @@ class PageFormat:
         """Tokens of a window, which share an index row."""
         return self.page_tokens // self.index_tokens
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         return self.main_bytes + self.index_bytes
 
-    @property
+    @cached_property
     def main_bytes(self) -> int:
         return self.group_length(Group.MAIN)
 
-    @property
+    @cached_property
     def index_bytes(self) -> int:
         return self.group_length(Group.INDEX)
 

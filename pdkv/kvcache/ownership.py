@@ -36,6 +36,7 @@ class PageState(IntEnum):
 Claim: TypeAlias = int
 """holder << 3 | state: one number, so that a page's claim is compared and changed at once."""
 
+_CENSUS = tuple(state.name.lower() for state in PageState if state is not PageState.SINK)
 _HELD = (PageState.RESERVED, PageState.PRIVATE, PageState.QUARANTINED)
 _NEEDS_HOLDER = tuple(state in _HELD for state in PageState)
 _HOLDER_SHIFT = 3
@@ -63,8 +64,8 @@ class Ownership:
 
     def census(self) -> dict[str, int]:
         """Pages by state, and their total."""
-        counts = {s.name.lower(): n for s, n in zip(PageState, self._counts, strict=True) if s is not PageState.SINK}
-        return counts | {"total": self._claims.size - 1}
+        # the sink's state is the last one
+        return dict(zip(_CENSUS, self._counts, strict=False)) | {"total": self._claims.size - 1}
 
     def in_state(self, state: PageState) -> npt.NDArray[np.bool_]:
         """bool [num_pages]. Costs the whole pool."""

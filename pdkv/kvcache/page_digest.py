@@ -25,6 +25,7 @@ ALGORITHMS = ("xxh3_64",)
 """What a contract may offer."""
 NO_DIGEST = "none"
 """Zeros for every page, where a pair agreed to check nothing."""
+_GROUPS = tuple(Group)
 
 
 def digest_pages(pool: SlotPool, pages: LocalPages, algorithm: str = "xxh3_64") -> UInt64Array:
@@ -34,10 +35,10 @@ def digest_pages(pool: SlotPool, pages: LocalPages, algorithm: str = "xxh3_64") 
     the interpreter is let go for the length of each run. In a device's memory all pages at once, there.
     """
     check_algorithm(algorithm)
-    out = np.zeros((len(pages), len(Group)), np.uint64)
+    out = np.zeros((len(pages), len(_GROUPS)), np.uint64)
     if algorithm == NO_DIGEST:
         return out
-    for column, group in enumerate(Group):
+    for column, group in enumerate(_GROUPS):
         out[:, column] = _group_digests(pool, pages, group)
     return out
 
@@ -95,8 +96,8 @@ def _page_bytes(view: torch.Tensor, pages: LocalPages) -> Iterator[Any]:
     Arrays as they are: a memoryview of each would cost as much again, and mypy takes only those for buffers.
     """
     if view.device.type == "cpu":
-        rows, ids = view.numpy(), pages.array
-        if ids.size and np.array_equal(ids, np.arange(ids[0], ids[0] + ids.size)):
-            return iter(rows[ids[0] : ids[0] + ids.size])  # a third less for tiny pages
-        return map(rows.__getitem__, pages)
+        rows, ids = view.numpy(), pages.array.tolist()
+        if ids and ids == list(range(ids[0], ids[0] + len(ids))):
+            return iter(rows[ids[0] : ids[0] + len(ids)])  # a third less for tiny pages
+        return map(rows.__getitem__, ids)
     return (view[page].cpu().numpy() for page in pages)

@@ -90,7 +90,7 @@ class Verifier:
         else:
             have = digest_pages(self.pool, arrival.pages, self.algorithm)
         wrong = have != arrival.digests
-        if self.checks_digests and wrong.any():
+        if self.checks_digests and np.count_nonzero(wrong):
             raise _mismatch(arrival, wrong)
         return VerifiedPages(
             arrival.reservation, arrival.first_index, arrival.pages, arrival.hashes, have, proof=_PROOF

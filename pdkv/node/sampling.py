@@ -58,7 +58,7 @@ def _check(logits: npt.NDArray[np.float32], sampling: Sampling, position: int) -
 def require_finite(logits: npt.NDArray[np.float32], position: int) -> None:
     """Raises `BadLogits` naming the first token whose logit is NaN or infinite."""
     finite = np.isfinite(logits)
-    if not finite.all():
+    if np.count_nonzero(finite) < finite.size:
         first = int(finite.argmin())
         raise BadLogits(
             f"logits at position {position}: {logits.size - int(finite.sum())} of {logits.size} are not finite",

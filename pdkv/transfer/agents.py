@@ -134,6 +134,8 @@ class ReadingAgent:
     def collect(self, now: float) -> list[tuple[Run, End]]:
         """Reads that have ended since; those that ended LOST stay outstanding."""
         self._backend.progress()
+        if not self.running:
+            return []
         ended = [(run, end) for run in self.running if (end := self._poll(run)) is not None]
         for run, end in ended:
             self.running.remove(run)

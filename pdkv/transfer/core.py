@@ -260,6 +260,8 @@ class TransferCore:
 
     def _collect(self, now: float) -> bool:
         ended = self._rails.collect(now)
+        if not ended:
+            return False
         for agent, run, end in ended:
             if end.state is EndState.DONE:
                 if run.wanted.bytes:
@@ -269,7 +271,7 @@ class TransferCore:
                 run.task.ended(run.wanted, end, run.post_s)
             else:
                 self._ended_without(run, end, now)
-        return bool(ended)
+        return True
 
     def _note_lane(self, run: Run, lane: Lane | None) -> None:
         peer = run.task.peer
@@ -316,13 +318,15 @@ class TransferCore:
         """Peers with a read that has been unsettled for too long are lost, and the agent that it runs on goes. So does
         one whose probes without an end keep most of the landing rows: there would soon be none to read anything with.
         """
-        since = now - self._settings.fence_after_s
-        scarce = 2 * self._landing.free < self._settings.landing_rows
         for rail in self._rails:
-            if outstanding := rail.readers.outstanding:
-                stalled = [run.task.peer for run in outstanding if run.task.holds(since)]
-                worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in outstanding)
-                stranded = any(run.stranded for run in outstanding)
+            outstanding = rail.readers.outstanding
+            # as a rule none: this is asked in every step
+            if astray := [run for run in outstanding if run.stranded or run.task.ticket.future.done()]:
+                since = now - self._settings.fence_after_s
+                scarce = 2 * self._landing.free < self._settings.landing_rows
+                stalled = [run.task.peer for run in astray if run.task.holds(since)]
+                worn = scarce and any(run.task.ticket.future.done() and not run.task.pages for run in astray)
+                stranded = any(run.stranded for run in astray)
                 if (stalled or worn or stranded) and rail.readers.start(now, alone=not stranded):
                     what = "a line that is down" if stranded else "lost probes"
                     names = sorted({str(peer.name) for peer in stalled}) or [what]
@@ -375,8 +379,7 @@ class TransferCore:
         self._changed = True
 
     def _tidy(self, now: float) -> None:
-        if any(task.over for task in self._tasks):
-            self._tasks = [task for task in self._tasks if not task.over]
+        self._tasks = [task for task in self._tasks if not task.over]
         for peer in tuple(self.peers.values()):
             if peer.leaving and not self._holds_reads(peer):
                 self._forget(peer)

@@ -144,6 +144,8 @@ def _follows(piece: Piece, mine: SegmentMap, theirs: SegmentMap) -> bool:
 
 
 def _spread(pages: Int32Array, pieces: int, num_pages: int) -> Int32Array:
+    if pieces == 1:
+        return pages.copy()
     starts = np.arange(pieces, dtype=np.int32) * np.int32(num_pages)
     return (starts[:, None] + pages[None, :]).reshape(-1)
 

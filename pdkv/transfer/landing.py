@@ -58,7 +58,7 @@ class LandingRows:
         if self._free_count == self._free.size or self._next + count > self._free.size:
             self._next = 0  # the same rows again stay in the caches
         first, last = self._next, self._next + count
-        if self._free[first:last].all():
+        if np.count_nonzero(self._free[first:last]) == count:
             rows = np.arange(first, last, dtype=np.int32)
         else:
             rows = np.flatnonzero(self._free)[:count].astype(np.int32)

@@ -97,8 +97,12 @@ class Rails:
 
     def collect(self, now: float) -> list[tuple[ReadingAgent, Run, End]]:
         """Reads that have ended since."""
-        agents = [agent for rail in self._rails for agent in rail.readers.agents]
-        return [(agent, run, end) for agent in agents for run, end in agent.collect(now)]
+        return [
+            (agent, run, end)
+            for rail in self._rails
+            for agent in rail.readers.agents
+            for run, end in agent.collect(now)
+        ]
 
     def linked(self, peer: Peer, line: Line) -> ReadingAgent:
         """The agent for new reads on that line, which knows the peer from here on.

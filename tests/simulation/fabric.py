@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from pdkv.errors import BoundsError, ProtocolError
 from pdkv.ids import UInt64Array
@@ -89,6 +89,7 @@ class Fabric:
         self.one_sided = one_sided
         self.copied = copied
         self.agents: dict[str, SimulatedBackend] = {}
+        self._of: dict[Process, list[SimulatedBackend]] = {}
         self.scripts: dict[str, list[ReadFault]] = {}
         """By node: what becomes of its next data reads."""
         self.slow_until: dict[str, float] = {}
@@ -106,8 +107,20 @@ class Fabric:
     def script(self, node: str, fault: ReadFault) -> None:
         self.scripts.setdefault(node, []).append(fault)
 
-    def of(self, process: Process) -> list[SimulatedBackend]:
-        return [agent for agent in self.agents.values() if agent.process is process]
+    def add(self, agent: SimulatedBackend) -> None:
+        self.agents[agent.agent] = agent
+        self._of.setdefault(agent.process, []).append(agent)
+
+    def remove(self, agent: SimulatedBackend) -> None:
+        if self.agents.pop(agent.agent, None) is not None:
+            self._of[agent.process].remove(agent)
+
+    def of(self, process: Process) -> tuple[SimulatedBackend, ...]:
+        return tuple(self._of.get(process, ()))
+
+    def landing(self, process: Process) -> list[Read]:
+        """Reads of the process that still write."""
+        return [read for agent in self._of.get(process, ()) for read in agent.running if read.left]
 
     def lost(self, process: Process) -> None:
         """What it reads goes nowhere, and reads from it end one way or another."""
@@ -193,7 +206,7 @@ class SimulatedBackend:
         """Called when a read has ended."""
         self.closed = False
         self._peers: dict[str, list[tuple[int, int]]] = {}
-        fabric.agents[name] = self
+        fabric.add(self)
 
     # --- the port -------------------------------------------------------------------------------------------------
 
@@ -229,7 +242,7 @@ class SimulatedBackend:
             end = address + (count - 1) * stride + length
             if not any(start <= address and end <= start + size for start, size in regions):
                 raise BoundsError("descriptors", f"[{address}, {end})", "registered memory")
-            bases += [address + i * stride for i in range(count)]
+            bases += range(address, address + count * stride, stride)
             lengths += [length] * count
         return _List(peer or self.agent, bases, lengths)
 
@@ -263,7 +276,8 @@ class SimulatedBackend:
         return read
 
     def poll(self, read: Any) -> End | None:
-        return cast(Read, read).end
+        end: End | None = read.end
+        return end
 
     def progress(self) -> None:
         return None
@@ -273,7 +287,7 @@ class SimulatedBackend:
 
     def close(self) -> None:
         self.closed = True
-        self.fabric.agents.pop(self.agent, None)
+        self.fabric.remove(self)
         self.running.clear()
 
     # --- how a read goes ------------------------------------------------------------------------------------------
@@ -282,7 +296,7 @@ class SimulatedBackend:
         if read.claims and read.claims[0] == ANYBODY:
             return
         to = set(read.local)
-        for other in (read for agent in self.fabric.of(self.process) for read in agent.running):
+        for other in self.fabric.landing(self.process):
             if not to.isdisjoint([other.local[i] for i in other.left]):
                 self.world.fail(f"{self.agent}: two reads write to the same bytes")
 

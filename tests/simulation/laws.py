@@ -111,7 +111,7 @@ class Laws:
         read."""
         life.require_quiet(pages, "are written to by the engine")
         sealed = life.pool.table.sealed(pages)
-        if sealed.any():
+        if np.count_nonzero(sealed):
             self.world.fail(f"{life.process.name}: the engine writes to sealed pages {list(pages.where(sealed))}")
         holders = {life.holder(page) for page in pages}
         if len(holders) != 1 or 0 in holders:

@@ -91,15 +91,15 @@ class Network:
             if concerned(call):
                 self.world.after(KEEPALIVE_S + self.world.between(0, 0.5), call.broken)
 
-    def delay(self, source: str, target: str) -> float:
+    def delay(self, link: Link) -> float:
         """Until a message arrives that is sent now."""
-        world, link = self.world, self.link(source, target)
-        seconds = world.between(0.0001, 0.0015)
-        if world.now < link.slow_until:
+        world = self.world
+        now, seconds = world.now, world.between(0.0001, 0.0015)
+        if now < link.slow_until:
             seconds += world.between(0.1, 1.5)
-        if world.now < link.reorder_until:
+        if now < link.reorder_until:
             seconds += world.between(0.0, 0.3)
-        return max(link.cut_until - world.now, 0.0) + seconds
+        return seconds if now >= link.cut_until else link.cut_until - now + seconds
 
 
 class Inbox:
@@ -194,12 +194,12 @@ class Call:
     # --- the way of a message -------------------------------------------------------------------------------------
 
     def _send(self, arrive: Callable[..., None], *words: Any, to_server: bool) -> None:
+        if to_server in self._lost:
+            return
         network = self.network
         a, b = (self.client.name, self.address) if to_server else (self.address, self.client.name)
         link = network.link(a, b)
-        if to_server in self._lost:
-            return
-        wait_s = network.delay(a, b)
+        wait_s = network.delay(link)
         if link.drop or wait_s > KEEPALIVE_S:
             # nothing after it gets through either, until both ends give the connection up
             link.drop = max(link.drop - 1, 0)

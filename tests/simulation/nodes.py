@@ -177,7 +177,7 @@ class Life:
 
     def require_quiet(self, pages: LocalPages, what: str = "got a new owner") -> None:
         """Nothing lands any more in pages to which `what` happens."""
-        landing = [r for agent in self.fabric.of(self.process) for r in agent.running if r.claims and r.left]
+        landing = [read for read in self.fabric.landing(self.process) if read.claims]
         if landing:
             at = {self.page_at(read.local[i]) for read in landing for i in read.left}
             given = sorted(at.intersection(pages))
@@ -204,9 +204,11 @@ class SimulatedPool(SlotPool):
         return self._map
 
     def piece_view(self, piece: Piece) -> Any:
-        if piece not in self._kept:
-            self._kept[piece] = _with_array(super().piece_view(piece))
-        return self._kept[piece]
+        # a piece lives as long as its pool, and its hash takes longer than all the rest
+        view = self._kept.get(id(piece))
+        if view is None:
+            view = self._kept[id(piece)] = _with_array(super().piece_view(piece))
+        return view
 
     def _view(self, *of: Any, **more: Any) -> Any:
         key = (*of, *more.values())

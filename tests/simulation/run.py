@@ -131,7 +131,7 @@ class Run:
     # --- what the fleet tells -------------------------------------------------------------------------------------
 
     def _at(self, life: Life, stage: Stage, request: RequestId) -> None:
-        self.world.note(life.process.name, stage.value, request)
+        self.world.note(life.process.name, stage, request)
         if stage is Stage.ADMITTED:
             self.laws.admitted(life, request)
         if self.world.chance(RECOUNTS):
