@@ -89,7 +89,7 @@ class Fabric:
         self.one_sided = one_sided
         self.copied = copied
         self.agents: dict[str, SimulatedBackend] = {}
-        self._of: dict[Process, list[SimulatedBackend]] = {}
+        self.of: dict[Process, list[SimulatedBackend]] = {}
         self.scripts: dict[str, list[ReadFault]] = {}
         """By node: what becomes of its next data reads."""
         self.slow_until: dict[str, float] = {}
@@ -107,25 +107,14 @@ class Fabric:
     def script(self, node: str, fault: ReadFault) -> None:
         self.scripts.setdefault(node, []).append(fault)
 
-    def add(self, agent: SimulatedBackend) -> None:
-        self.agents[agent.agent] = agent
-        self._of.setdefault(agent.process, []).append(agent)
-
-    def remove(self, agent: SimulatedBackend) -> None:
-        if self.agents.pop(agent.agent, None) is not None:
-            self._of[agent.process].remove(agent)
-
-    def of(self, process: Process) -> tuple[SimulatedBackend, ...]:
-        return tuple(self._of.get(process, ()))
-
     def landing(self, process: Process) -> list[Read]:
         """Reads of the process that still write."""
-        return [read for agent in self._of.get(process, ()) for read in agent.running if read.left]
+        return [read for agent in self.of.get(process, ()) for read in agent.running if read.left]
 
     def lost(self, process: Process) -> None:
         """What it reads goes nowhere, and reads from it end one way or another."""
         unnoticed = self.world.chance(0.3)
-        for gone in self.of(process):
+        for gone in tuple(self.of.get(process, ())):
             gone.close()
             self._graves[gone.agent] = gone
             for reader in self.agents.values():
@@ -160,10 +149,9 @@ class Fabric:
         if source is None:
             return False
         now = self.world.now
-        if self._down_until:
-            for end in (reader, source):
-                if now < self._down_until.get((end.process.name, end.rail), 0.0):
-                    return True
+        ends = (reader, source) if self._down_until else ()
+        if any(now < self._down_until.get((end.process.name, end.rail), 0.0) for end in ends):
+            return True
         if self._cut_until and now < self._cut_until.get(frozenset((reader.process.name, source.process.name)), 0.0):
             return True
         return not self.one_sided and source.process.stopped_until > now
@@ -206,7 +194,8 @@ class SimulatedBackend:
         """Called when a read has ended."""
         self.closed = False
         self._peers: dict[str, list[tuple[int, int]]] = {}
-        fabric.add(self)
+        fabric.agents[name] = self
+        fabric.of.setdefault(process, []).append(self)
 
     # --- the port -------------------------------------------------------------------------------------------------
 
@@ -250,9 +239,8 @@ class SimulatedBackend:
         return None
 
     def post(self, local: Side, remote: Side) -> Read:
-        mine, theirs = local.prepared, remote.prepared
-        assert isinstance(mine, _List)
-        assert isinstance(theirs, _List)
+        mine: Any = local.prepared
+        theirs: Any = remote.prepared
         to, at = [mine.base[i] for i in local.indices.tolist()], remote.indices.tolist()
         claims = [self.watch.claims(address) for address in to]
         fault = None if claims[0] == ANYBODY else self._fault(of_rows=claims[0] is None)
@@ -276,8 +264,7 @@ class SimulatedBackend:
         return read
 
     def poll(self, read: Any) -> End | None:
-        end: End | None = read.end
-        return end
+        return read.end  # type: ignore[no-any-return]
 
     def progress(self) -> None:
         return None
@@ -287,7 +274,8 @@ class SimulatedBackend:
 
     def close(self) -> None:
         self.closed = True
-        self.fabric.remove(self)
+        if self.fabric.agents.pop(self.agent, None) is not None:
+            self.fabric.of[self.process].remove(self)
         self.running.clear()
 
     # --- how a read goes ------------------------------------------------------------------------------------------
@@ -295,9 +283,8 @@ class SimulatedBackend:
     def _require_sole_writer(self, read: Read) -> None:
         if read.claims and read.claims[0] == ANYBODY:
             return
-        to = set(read.local)
         for other in self.fabric.landing(self.process):
-            if not to.isdisjoint([other.local[i] for i in other.left]):
+            if not set(read.local).isdisjoint([other.local[i] for i in other.left]):
                 self.world.fail(f"{self.agent}: two reads write to the same bytes")
 
     def _fault(self, *, of_rows: bool) -> ReadFault | None:

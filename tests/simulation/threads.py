@@ -273,10 +273,8 @@ class SimulatedTransfer:
             # fences, lines and deadlines that were postponed have no timer of their own
             if self.core.busy and (self._missed_s or held_back(self.core._unsettled, 0.0)):
                 self._soon(within_s=self.settings.fence_after_s / 4)
-            for rail in self.core._rails:
-                if rail.readers._retired is not None and _may_go(rail.readers._retired):
-                    self._soon()
-                    break
+            if any(_may_go(rail.readers._retired) for rail in self.core._rails):
+                self._soon()
             if (look_s := self._next_look_s()) < math.inf:
                 self._soon(look_s, self.settings.line_stall_s / LOOKS_PER_STALL)
 
@@ -300,6 +298,6 @@ class SimulatedTransfer:
         return max(look_s, self.core._failover._look_s) - now
 
 
-def _may_go(fenced_off: ReadingAgent) -> bool:
+def _may_go(fenced_off: ReadingAgent | None) -> bool:
     """The next step destroys it, as `Rotation.finish` does."""
-    return all(run.stranded or run.task.failure for run in fenced_off.running)
+    return fenced_off is not None and all(run.stranded or run.task.failure for run in fenced_off.running)
