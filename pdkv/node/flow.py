@@ -168,7 +168,7 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
         raise first from None
 
 
-async def _ended(work: Future[Any]) -> None:
+async def ended(work: Future[Any]) -> None:
     """Wait until a thread has ended it. A caller that is cancelled leaves at once, and the work goes on.
 
     As `asyncio.shield(asyncio.wrap_future(work))`, by one future and two turns of the loop in place of three and five.
@@ -180,11 +180,11 @@ async def _ended(work: Future[Any]) -> None:
         if not over.done():
             over.set_result(None)
 
-    def ended(_: Future[Any]) -> None:
+    def over_there(_: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell)
 
-    work.add_done_callback(ended)
+    work.add_done_callback(over_there)
     await over
 
 
@@ -198,7 +198,7 @@ class Worker:
         """Run `step` there. If the caller is cancelled, a step that has started is waited for before this returns."""
         started = self._pool.submit(step, *args, **kwargs)
         try:
-            await _ended(started)
+            await ended(started)
         except asyncio.CancelledError:
             # Cancelling works only while the step is queued; a running one may still write into pages.
             started.cancel()

@@ -6,20 +6,26 @@ import asyncio
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pdkv.errors import DeadlineExceeded, DigestMismatch, IntegrityError, PeerLost, StalePages, TransferUnsettled
 from pdkv.geometry.page_layout import Group
-from pdkv.ids import LocalPages, PageHashes
+from pdkv.ids import LocalPages, PageHashes, ReservationId
+from pdkv.kvcache.arrival import Arrival
+from pdkv.kvcache.page_hash import chain
 from pdkv.kvcache.pool import SlotPool
+from pdkv.kvcache.verifier import Verifier
 from pdkv.node import faults, intake
 from pdkv.node.decode import DecodeSettings
+from pdkv.node.flow import Worker
 from pdkv.node.messages import Namespace, Sampling
 from pdkv.node.prompt import plan_prompt
 from pdkv.transfer.backends.loopback import Fault, FaultKind
 from pdkv.transfer.orders import ReadStatus, TransferSettings
+from tests.kvcache.pools import pages_of, random_pool, tiny_format
 from tests.node.scene import (
     alone,
     answers,
@@ -250,6 +256,27 @@ def test_a_page_that_arrives_wrong_once_is_read_again(monkeypatch: pytest.Monkey
         await recovered(pair)
 
     run(scenario, make_pair())
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_the_digest_thread_has_only_what_was_not_seen_as_it_landed(*, seen: bool) -> None:
+    pool = random_pool(tiny_format(), 5)
+    verifier = Verifier(pool)
+    pages, names = pages_of(pool, 4, 2), chain(range(64 * 2))
+    sealed = verifier.seal(ReservationId(7), 0, pages, names)
+    arrival = Arrival(ReservationId(7), 0, pages, names, sealed.digests.copy())
+    watched = verifier.watch(arrival, lambda step, *args: step(*args))
+    assert watched is not None
+    watched.begins(slice(0, 2))
+    watched.landed(slice(0, 2 if seen else 1))
+    thread = Worker("digests")
+    parts: Any = SimpleNamespace(verifier=verifier, digests=thread)
+    nobody: Any = SimpleNamespace(committed=0)
+    if seen:
+        thread.close()  # it takes nothing any more
+    proved = intake.Intake(parts, nobody, nobody, nobody, nobody, 1.0)._proved(watched, arrival)
+    assert len(asyncio.run(proved)) == 2
+    thread.close()
 
 
 def test_data_loss_names_the_page_on_both_sides() -> None:
