@@ -1,16 +1,16 @@
 """Which read is posted next, how large it is and on which line: the links are shared by rule.
 
 Guarantees: as many bytes are under way as arrive in `under_way_s`, measured, so that whoever comes next waits for no
-more and the links never wait for us; each peer has its share of them, so that one that stands still holds back no
-other, and its lines share that: the next read goes to the one with the least under way. Flows take turns by bytes, also
-over several peers; a flow near its end goes before those that are not; of what is posted while both wait, the others
-get an eighth. A flow that waits is served after a bounded number of bytes, whatever comes meanwhile: who is new begins
-behind all that wait.
+more, but behind the whole rest of a flow near its end for twice that; and the links never wait for us. Each peer has
+its share of those bytes, so that one that stands still holds back no other, and its lines share that: the next read
+goes to the one with the least under way. Flows take turns by bytes, also over several peers; a flow near its end goes
+before those that are not; of what is posted while both wait, the others get an eighth. A flow that waits is served
+after a bounded number of bytes, whatever comes meanwhile: who is new begins behind all that wait.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,6 +25,9 @@ READS_AT_ONCE = 2
 first of a flow near its end: it waits behind bytes that are under way, and not for the end of some as well."""
 COPIED_SHARES = 4
 """Of what is to be under way, in one read over a lane that copies: between two of them 0.3 ms are lost."""
+REST_SHARES = 2
+"""Under way on one line at most with the whole rest of a flow near its end, in one read: in two it would wait twice
+behind what is under way."""
 LARGEST_AT_ONCE = 4
 """Under way at most: so many reads of the largest size, on each rail."""
 LITTLE_BYTES = 16 << 20
@@ -145,6 +148,8 @@ class Schedule:
         for task in self._short:
             if task.due and not task.left:
                 return Choice(task, task.line or min(task.peer.up, key=lambda line: line.load), 0)
+        if not self._flows:
+            return None
         open_ = list(self._open())
         ending = [choice for choice in open_ if choice[0].ending]
         others = [choice for choice in open_ if not choice[0].ending]
@@ -176,20 +181,26 @@ class Schedule:
         # tasks that have stopped leave nothing behind
         self._flows = {key: flow for key, flow in self._flows.items() if flow.head() is not None}
         heads = [(flow, flow.tasks[0]) for flow in self._flows.values() if flow.tasks[0].due]
-        of: Counter[Peer] = Counter(head.peer for _, head in heads)
+        of: dict[Peer, int] = {}
+        for _, head in heads:
+            of[head.peer] = of.get(head.peer, 0) + 1
         for flow, head in heads:
             lines = head.peer.up
             share = self.window.bytes * of[head.peer] // (len(heads) * len(lines))
             # what is copied while it is posted runs beside no other read, and each begins with cold caches
             copied = all(line.lane.copied for line in lines)
             fit = COPIED_SHARES * share if copied else share // READS_AT_ONCE
+            rest = -(-head.left // len(lines))
+            begins = flow.ending and not head.outstanding
+            if begins and min(line.under_way for line in lines) + rest <= REST_SHARES * share:
+                fit = max(fit, rest)
             most = max(head.peer.plan.page_bytes, min(self._largest, fit))
             # the same for all of a peer's flows: small reads must not fill the room that a large one waits for
-            at_once = READS_AT_ONCE + (flow.ending and not head.outstanding)
+            at_once = READS_AT_ONCE + begins
             room = [line for line in lines if line.parts < at_once or line.under_way + most <= share]
             if room:
                 least = min(room, key=lambda line: line.load)
-                yield flow, Choice(head, least, min(most, -(-head.left // len(lines))))
+                yield flow, Choice(head, least, min(most, rest))
 
     def _place(self, flow: _Flow, *, new: bool) -> None:
         """Behind those that wait, if it is new to them."""
