@@ -48,7 +48,7 @@ GOES_ON = 0.3
 """Of all requests, those that are the next turn of an earlier one."""
 PREFIXES = [np.random.default_rng([i]).integers(0, VOCAB, 48).astype(np.uint32) for i in range(3)]
 PROBES = {
-    (prefill, decode): np.random.default_rng([3, i, j]).integers(0, VOCAB, 28).astype(np.uint32)
+    (prefill, decode): np.random.default_rng([3, i, j]).integers(0, VOCAB, 20).astype(np.uint32)
     for i, prefill in enumerate(PREFILL)
     for j, decode in enumerate(DECODE)
 }
