@@ -149,11 +149,13 @@ def test_silence_has_a_deadline() -> None:
 
 
 PARENT = """
-import sys
+import select, sys
 from tests.cli.bench.test_yardsticks import MIXED, Yardsticks
 with Yardsticks(MIXED) as pair:
     print(*pair.pids, flush=True)
-    sys.stdin.read()
+    # a signal that comes just before a read doesn't interrupt it: one without an end would go on for ever
+    while not select.select([sys.stdin], [], [], 1.0)[0]:
+        pass
 """
 
 
