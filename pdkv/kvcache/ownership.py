@@ -64,8 +64,7 @@ class Ownership:
 
     def census(self) -> dict[str, int]:
         """Pages by state, and their total."""
-        # the sink's state is the last one
-        return dict(zip(_CENSUS, self._counts, strict=False)) | {"total": self._claims.size - 1}
+        return dict(zip(_CENSUS, self._counts[: PageState.SINK], strict=True)) | {"total": self._claims.size - 1}
 
     def in_state(self, state: PageState) -> npt.NDArray[np.bool_]:
         """bool [num_pages]. Costs the whole pool."""

@@ -263,9 +263,8 @@ class Intake:
 
     async def _proved(self, watched: WatchedArrival | None, arrival: Arrival) -> VerifiedPages:
         """Raises `DigestMismatch`."""
-        if watched is not None and np.array_equal(
-            watched.seen, watched.written
-        ):  # to compare is less than the way to a thread
+        # to compare what was seen takes less than the way to a thread
+        if watched is not None and np.array_equal(watched.seen, watched.written):
             return self.parts.verifier.verify(watched)
         return await self.parts.digests.run(self.parts.verifier.verify, watched or arrival)
 
